@@ -1,0 +1,55 @@
+# Every command of this project. `make` alone lists them.
+# PYTHON=python3.12 make test   uses another interpreter (3.11 or newer).
+
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+BUDGETS ?= 1 2 15 31 63 127
+PROMPTS ?= 200
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check lint format-check types format audit-full clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(STAMP) ## install, then decode the bundled page twice: plainly and with the draft head
+	$(BIN)/oneglance demo
+
+test: $(STAMP) ## run the tests
+	$(BIN)/pytest
+
+check: lint format-check types ## all that needs no model: lint, format, types
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+
+format-check: $(STAMP)
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+format: $(STAMP) ## repair lint and format where that is mechanical
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+audit-full: $(STAMP) ## the whole identity audit: 200 prompts × every budget × tree and chain (hours)
+	@set -e; for budget in $(BUDGETS); do \
+	  for tree in best_first chain; do \
+	    echo "== budget $$budget, $$tree"; \
+	    $(BIN)/oneglance audit --prompts $(PROMPTS) --tasks all --dtype float32 --budget $$budget --tree $$tree; \
+	  done; \
+	done
+
+clean: ## remove the environment, builds and caches
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The environment is made once and made anew only when the dependencies change.
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "oneglance needs Python 3.11 or newer: make PYTHON=python3.11 ..." >&2; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	@touch $@
