@@ -55,10 +55,24 @@ def room_of(path: Path) -> str:
     return path.relative_to(SRC).with_suffix("").parts[0]
 
 
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def running_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """Every node of a module but those under ``if TYPE_CHECKING:``, which never run."""
+    for child in ast.iter_child_nodes(tree):
+        if isinstance(child, ast.If) and is_type_checking(child):
+            yield from running_nodes(ast.Module(body=child.orelse, type_ignores=[]))
+        else:
+            yield child
+            yield from running_nodes(child)
+
+
 def imported_modules(path: Path) -> Iterator[str]:
-    """Dotted names of everything that a file imports, at any depth of its code, type-checking imports included."""
+    """Dotted names of everything that a file imports when it runs, at any depth of its code."""
     package = ("oneglance", *path.relative_to(SRC).parent.parts)
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in running_nodes(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
