@@ -1,0 +1,279 @@
+"""Value types, seams and errors of oneglance: one page that the rest of the package stands on.
+
+A round is draft, verify, accept, commit (Def. 1). The drafter proposes a candidate tree below the root, the target
+verifies it in one packed pass, the accept rule walks it, and the target commits the accepted path.
+
+Errors::
+
+    OneglanceError
+    ├── InputError            bad input or a mismatched checkpoint; commands exit with 2
+    │   ├── ImageError        an image source that cannot become one RGB image
+    │   ├── HeadError         a draft head that cannot be loaded or does not fit its target
+    │   └── TargetError       a target that cannot be verified in packed passes
+    └── DraftError            a drafter failed inside a round; decoding goes on without it
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from oneglance.targets.base import TargetState
+
+BLOCK_SIZE = 16
+DEFAULT_BUDGET = 63
+
+CutReason = Literal["eos", "stop", "cap", "context"]
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+class OneglanceError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class InputError(OneglanceError):
+    """Bad input; the message is one line that names the fix."""
+
+
+class ImageError(InputError):
+    """An image source that cannot become one RGB image."""
+
+
+class HeadError(InputError):
+    """A draft head that cannot be loaded or does not fit its target."""
+
+
+class TargetError(InputError):
+    """A target that cannot be opened or cannot be verified in packed passes."""
+
+
+class DraftError(OneglanceError):
+    """A drafter failed inside a round; decoding goes on without it and loses nothing."""
+
+
+class OneglanceWarning(UserWarning):
+    """Something that costs speed or acceptance, never a token."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one generation stops.
+
+    Attributes:
+        max_new_tokens: cap on generated tokens, at least 0.
+        stop: strings that end the text; the text is cut before the first one, the token ids after the token that
+            completed it.
+        ignore_eos: go on after an end-of-sequence token (timing runs of equal length).
+    """
+
+    max_new_tokens: int = 256
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 0:
+            raise InputError(f"max_new_tokens must be at least 0, got {self.max_new_tokens}")
+        if not all(self.stop):
+            raise InputError("a stop string is empty; leave it out")
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMarginals:
+    """The best tokens of each offset-wise marginal q_1..q_L (Asm. 1).
+
+    Attributes:
+        token_ids: (L, K) int64, best first.
+        log_q: (L, K) float64, log-probabilities under the full vocabulary, non-increasing along K. Ranks that can
+            never be proposed hold -inf.
+    """
+
+    token_ids: np.ndarray
+    log_q: np.ndarray
+
+
+@dataclass(frozen=True)
+class TokenTree:
+    """A candidate tree S: a prefix-closed set of strings below the root (Def. 1).
+
+    Node ``i`` (1-based, the root is node 0 and not stored) has ``token_ids[i - 1]``; a parent always comes before its
+    children.
+
+    Attributes:
+        token_ids: (N,) proposed tokens.
+        parents: (N,) packed index of each node's parent, 0 is the root.
+        depths: (N,) distance from the root, 1..L.
+        scores: (N,) plug-in log scores, the sum of log q along the path; empty where a drafter has none.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    depths: tuple[int, ...] = ()
+    scores: tuple[float, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @cached_property
+    def children(self) -> tuple[dict[int, int], ...]:
+        """(N+1,) per packed node: token id → packed index of that child."""
+        children: tuple[dict[int, int], ...] = tuple({} for _ in range(len(self) + 1))
+        for index, (token, parent) in enumerate(zip(self.token_ids, self.parents, strict=True), start=1):
+            children[parent][token] = index
+        return children
+
+
+EMPTY_TREE = TokenTree()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the accept rule read off one verified tree.
+
+    Attributes:
+        path: packed indices of the accepted path, root first: (a+1,).
+        token_ids: the a accepted tokens and the bonus: (a+1,).
+    """
+
+    path: tuple[int, ...]
+    token_ids: tuple[int, ...]
+
+    @property
+    def num_accepted(self) -> int:
+        """Accepted length a, without the bonus."""
+        return len(self.path) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round, as the loop yields it.
+
+    Attributes:
+        index: 0-based.
+        root: the pending token that the round started from.
+        tree: what was verified.
+        verdict: what was accepted, before any cut.
+        token_ids: tokens kept: accepted ones and the bonus, cut at EOS, stop string, cap and context limit.
+        cut: why tokens were dropped or decoding ends here, else None.
+        num_draft_passes: passes of the drafter, 1 for a block head, 0 when nothing was drafted.
+        t_draft_ms, t_verify_ms, t_host_ms: wall time of drafting (tree included), of verify, and of the rest.
+    """
+
+    index: int
+    root: int
+    tree: TokenTree
+    verdict: Verdict
+    token_ids: tuple[int, ...]
+    cut: CutReason | None
+    num_draft_passes: int
+    t_draft_ms: float = 0.0
+    t_verify_ms: float = 0.0
+    t_host_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A finished generation.
+
+    ``tau`` is kept tokens per round, bonus included (Eq. 1); the first token comes from prefill and belongs to no
+    round. ``decode_ms_per_token`` is the decode window, from the end of the target's prefill, over the tokens after
+    the first one.
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    prefill_ms: float
+    decode_ms: float
+    target: str
+    head: str | None
+    rounds: list[Round] = field(repr=False)
+    fell_back: str | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def tau(self) -> float | None:
+        if not self.rounds:
+            return None
+        return sum(len(r.token_ids) for r in self.rounds) / len(self.rounds)
+
+    @property
+    def accepted_histogram(self) -> dict[int, int]:
+        """Accepted length a, before any cut → number of rounds."""
+        return dict(sorted(Counter(r.verdict.num_accepted for r in self.rounds).items()))
+
+    @property
+    def draft_passes(self) -> int:
+        return sum(r.num_draft_passes for r in self.rounds)
+
+    @property
+    def decode_ms_per_token(self) -> float | None:
+        return self.decode_ms / (self.num_tokens - 1) if self.num_tokens > 1 else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON object of ``oneglance generate --json``."""
+        return {
+            "text": self.text,
+            "token_ids": self.token_ids,
+            "finish_reason": self.finish_reason,
+            "num_tokens": self.num_tokens,
+            "rounds": len(self.rounds),
+            "tau": self.tau,
+            "accepted_histogram": self.accepted_histogram,
+            "draft_passes": self.draft_passes,
+            "prefill_ms": self.prefill_ms,
+            "decode_ms_per_token": self.decode_ms_per_token,
+            "fell_back": self.fell_back,
+            "target": self.target,
+            "head": self.head,
+        }
+
+
+class Drafter(Protocol):
+    """Proposes candidate trees. Holds no sequence state: that lives in the object ``start`` returns."""
+
+    @property
+    def name(self) -> str | None:
+        """Where the drafter comes from, for reports; None for plain decoding."""
+
+    @property
+    def target_layer_ids(self) -> tuple[int, ...]:
+        """Kept layers whose features the drafter reads; empty when it reads none."""
+
+    def start(self, state: TargetState) -> Any:
+        """A fresh DraftState for a prefilled target state."""
+
+    def draft(self, root: int, state: TargetState, draft_state: Any, *, max_depth: int) -> TokenTree:
+        """One candidate tree below ``root``, at most ``max_depth`` deep; the empty tree when there is none.
+
+        Raises:
+            DraftError: the drafter cannot go on with this sequence.
+        """
+
+    def num_passes(self, tree: TokenTree) -> int:
+        """How many drafter passes made ``tree``."""
+
+
+class TreePolicy(Protocol):
+    """Turns marginals into a candidate tree."""
+
+    def __call__(self, marginals: BlockMarginals, budget: int) -> TokenTree: ...
+
+
+class AcceptRule(Protocol):
+    """Reads the target's own choice off verified rows. Owns the rng, where there is one."""
+
+    def first(self, row: torch.Tensor, prefix: Sequence[int]) -> int:
+        """The first token, from the last prefill row (V,); ``prefix`` is the prompt."""
+
+    def __call__(self, tree: TokenTree, rows: torch.Tensor, prefix: Sequence[int]) -> Verdict:
+        """The verdict on a tree, from its rows (N+1, V); ``prefix`` ends with the root."""

@@ -1,0 +1,184 @@
+"""The block drafter: a head bound to a target, one pass a round, then a tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from oneglance.core import DEFAULT_BUDGET, EMPTY_TREE, BlockMarginals, Drafter, DraftError, InputError, TokenTree
+from oneglance.drafters.checkpoint import HeadCheckpoint, check_fit, load_checkpoint
+from oneglance.drafters.head import BlockHead, KeysValues
+from oneglance.targets.base import Target, TargetState
+from oneglance.tree import best_first, truncate
+
+GROWTH = 256  # rows by which the draft cache grows
+
+
+@dataclass(slots=True)
+class DraftState:
+    """The head's keys and values of one sequence's context.
+
+    Attributes:
+        length: context rows ingested; the block goes to positions ``length`` … ``length`` + B - 1.
+        buffers: per layer keys and values, (1, KV, capacity, D) each.
+    """
+
+    length: int
+    buffers: list[KeysValues]
+
+    def extend(self, rows: list[KeysValues]) -> None:
+        """Append context rows, a pair a layer."""
+        needed = self.length + rows[0][0].shape[2]
+        if not self.buffers or self.buffers[0][0].shape[2] < needed:
+            self._grow(rows, -(-needed // GROWTH) * GROWTH)
+        for (keys, values), (new_keys, new_values) in zip(self.buffers, rows, strict=True):
+            keys[:, :, self.length : needed] = new_keys
+            values[:, :, self.length : needed] = new_values
+        self.length = needed
+
+    def context(self) -> list[KeysValues]:
+        """(1, KV, length, D) keys and values a layer, as views."""
+        return [(keys[:, :, : self.length], values[:, :, : self.length]) for keys, values in self.buffers]
+
+    def _grow(self, like: list[KeysValues], capacity: int) -> None:
+        grown = []
+        for index, pair in enumerate(like):
+            new = tuple(t.new_zeros(t.shape[0], t.shape[1], capacity, t.shape[3]) for t in pair)
+            if self.buffers:
+                for buffer, old in zip(new, self.buffers[index], strict=True):
+                    buffer[:, :, : self.length] = old[:, :, : self.length]
+            grown.append((new[0], new[1]))
+        self.buffers = grown
+
+
+class BlockDrafter:
+    """Drafts with a block head: marginals in one pass, then a tree policy (§3.2, §4.1).
+
+    Args:
+        head: the head, on the device of the target's last kept layer.
+        target: gives embedding, lm_head and the ids that are never proposed.
+        name: where the head comes from.
+        policy: marginals and budget → tree.
+        budget: N, root excluded.
+        branch_k: ranks looked at per offset; None means as many as the budget, which is exact.
+    """
+
+    def __init__(
+        self,
+        head: BlockHead,
+        target: Target,
+        *,
+        name: str | None = None,
+        policy: Callable[[BlockMarginals, int], TokenTree] = best_first,
+        budget: int = DEFAULT_BUDGET,
+        branch_k: int | None = None,
+    ) -> None:
+        if budget < 1:
+            raise InputError(f"budget must be at least 1, got {budget}; use drafter 'none' for plain decoding")
+        if branch_k is not None and branch_k < 1:
+            raise InputError(f"branch_k must be at least 1, got {branch_k}")
+        self.head = head
+        self.target = target
+        self.policy = policy
+        self.budget = budget
+        self.num_ranks = min(branch_k or budget, target.vocab_size)
+        self._name = name
+        self._banned = torch.tensor(target.banned_ids, device=target.lm_head.weight.device, dtype=torch.long)
+
+    @classmethod
+    def bind(cls, checkpoint: HeadCheckpoint, target: Target, **options: object) -> BlockDrafter:
+        """Check that a checkpoint fits the target and put it beside the last kept layer.
+
+        Raises:
+            HeadError: it does not fit.
+        """
+        check_fit(checkpoint, target)
+        last = next(target.layers[max(checkpoint.config.target_layer_ids)].parameters())
+        head = checkpoint.build(dtype=target.dtype, device=last.device)
+        return cls(head, target, name=checkpoint.name, **options)  # type: ignore[arg-type]
+
+    @property
+    def name(self) -> str | None:
+        return self._name
+
+    @property
+    def target_layer_ids(self) -> tuple[int, ...]:
+        return self.head.config.target_layer_ids
+
+    def start(self, state: TargetState) -> DraftState:
+        """An empty draft cache; the prompt's features are ingested by the first ``draft``."""
+        return DraftState(0, [])
+
+    def num_passes(self, tree: TokenTree) -> int:
+        return 1 if len(tree) else 0
+
+    @torch.inference_mode()
+    def draft(self, root: int, state: TargetState, draft_state: DraftState, *, max_depth: int) -> TokenTree:
+        """One pass, one tree. Ingests the rows committed since the last call.
+
+        Raises:
+            DraftError: the head's context is full, or it returned NaN.
+        """
+        if max_depth < 1:
+            return EMPTY_TREE
+        marginals = self.marginals(root, state, draft_state, min(max_depth, self.head.config.num_offsets))
+        return self.policy(marginals, self.budget)
+
+    @torch.inference_mode()
+    def marginals(self, root: int, state: TargetState, draft_state: DraftState, num_offsets: int) -> BlockMarginals:
+        """Top ranks of q_1..q_L after ``root`` (Asm. 1); ingests fresh context rows.
+
+        Raises:
+            DraftError: the head's context is full, or it returned NaN.
+        """
+        size = min(self.head.config.block_size, self.head.config.max_position_embeddings - state.length)
+        if size < 2:
+            raise DraftError(f"the head's context of {self.head.config.max_position_embeddings} positions is full")
+        if state.fresh:
+            self._ingest(state, draft_state)
+        hidden = self._pass(root, draft_state, size)
+        logits = self.target.lm_head(hidden.to(self.target.lm_head.weight.device)).float()
+        if len(self._banned):
+            logits[:, self._banned] = -torch.inf
+        top = torch.topk(logits, min(self.num_ranks, logits.shape[-1]), dim=-1)
+        log_q = top.values - logits.logsumexp(dim=-1, keepdim=True)
+        values, ids = log_q.double().cpu().numpy(), top.indices.cpu().numpy()
+        if not np.isfinite(values[:, 0]).all():
+            raise DraftError("the head returned NaN or infinite values")
+        order = np.lexsort((ids, -values))  # equal scores by id, so that a tree does not depend on topk's tie order
+        marginals = BlockMarginals(np.take_along_axis(ids, order, 1), np.take_along_axis(values, order, 1))
+        return truncate(marginals, num_offsets)
+
+    def _ingest(self, state: TargetState, draft_state: DraftState) -> None:
+        features = state.take_features().to(self.head.fc.weight.device)
+        positions = torch.arange(draft_state.length, draft_state.length + len(features), device=features.device)
+        draft_state.extend(self.head.project_context(features[None], positions))
+
+    def _pass(self, root: int, draft_state: DraftState, size: int) -> Tensor:
+        """(size-1, H) states of the mask slots."""
+        ids = torch.full((1, size), self.head.config.mask_token_id, device=self.target.device)
+        ids[0, 0] = root
+        block = self.target.embedding(ids).to(self.head.fc.weight.device)
+        positions = torch.arange(draft_state.length, draft_state.length + size, device=block.device)
+        masks = [self._window_mask(layer, positions) for layer in range(len(self.head.layers))]
+        hidden: Tensor = self.head(block, draft_state.context(), positions, masks)
+        return hidden[0, 1:]
+
+    def _window_mask(self, layer: int, positions: Tensor) -> Tensor | None:
+        """A sliding layer sees its window of the context and is causal inside the block; a full one sees all."""
+        window = self.head.config.window(layer)
+        if window is None:
+            return None
+        columns = torch.arange(int(positions[-1]) + 1, device=positions.device)
+        return (columns <= positions[:, None]) & (columns > positions[:, None] - window)
+
+
+def prepare(head: str | None) -> Callable[..., Drafter]:
+    """Registry entry: loads the checkpoint now, binds it to a target later."""
+    checkpoint = load_checkpoint(head or "builtin:reader")
+    return partial(BlockDrafter.bind, checkpoint)

@@ -1,0 +1,236 @@
+"""Draft-head checkpoints: strict loading, saving, and whether a head fits a target.
+
+The layout is z-lab's DFlash: ``config.json`` and ``model.safetensors``, no embedding, no lm_head. What this package
+adds stands under ``oneglance`` in the config, where other readers ignore it.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from oneglance.core import HeadError, OneglanceWarning
+from oneglance.drafters.head import BlockHead, HeadConfig
+
+if TYPE_CHECKING:
+    from oneglance.targets.base import Target
+
+SCHEMA_VERSION = 1
+BUILTIN = {"builtin:reader": Path(__file__).parent.parent / "assets" / "reader" / "head"}
+LFS_POINTER = b"version https://git-lfs"
+
+
+@dataclass(frozen=True, slots=True)
+class HeadCheckpoint:
+    """A head on disk, checked but not yet bound to a target.
+
+    Attributes:
+        name: what it was opened from.
+        config: geometry.
+        raw: the whole ``config.json``.
+        tensors: state dict.
+    """
+
+    name: str
+    config: HeadConfig
+    raw: dict[str, Any] = field(repr=False)
+    tensors: dict[str, Tensor] = field(repr=False)
+
+    @property
+    def card(self) -> dict[str, Any]:
+        """Our own block of the config: target, feature point, training card."""
+        return dict(self.raw.get("oneglance") or {})
+
+    def build(self, *, dtype: torch.dtype, device: torch.device) -> BlockHead:
+        """The head as a frozen module."""
+        head = BlockHead(self.config)
+        head.load_state_dict(self.tensors, strict=True)
+        return head.to(device=device, dtype=dtype).eval().requires_grad_(False)
+
+
+def load_checkpoint(name: str = "builtin:reader") -> HeadCheckpoint:
+    """Open and check a head without touching its target.
+
+    Args:
+        name: ``builtin:reader``, a folder, or a hub id.
+
+    Raises:
+        HeadError: missing, unexpected, NaN or wrong-shape tensors, a pickle, a truncated file, a git-LFS pointer, a
+            quantised head, or a config that this head cannot compute.
+    """
+    folder = _locate(name)
+    raw = _read_config(folder)
+    config = HeadConfig.from_checkpoint(raw)
+    tensors = _read_tensors(folder)
+    _check_tensors(config, tensors)
+    return HeadCheckpoint(name, config, raw, tensors)
+
+
+def save_checkpoint(head: BlockHead, folder: Path, raw: dict[str, Any]) -> None:
+    """Write a head as z-lab's layout; both files are replaced atomically."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {key: value.detach().cpu().contiguous() for key, value in head.state_dict().items()}
+    scratch = folder / "model.safetensors.partial"
+    save_file(tensors, scratch, metadata={"format": "pt"})
+    scratch.replace(folder / "model.safetensors")
+    scratch = folder / "config.json.partial"
+    scratch.write_text(json.dumps(raw, indent=2) + "\n")
+    scratch.replace(folder / "config.json")
+
+
+def check_fit(checkpoint: HeadCheckpoint, target: Target) -> None:
+    """Compare a head with the target it is to draft for.
+
+    Raises:
+        HeadError: it cannot work; the message names both values.
+
+    Warns:
+        OneglanceWarning: it only costs acceptance (another revision, fine-tune, quantisation or chat template).
+    """
+    from oneglance.targets.base import FEATURE_POINT
+
+    config = checkpoint.config
+    _must_equal("hidden size", config.hidden_size, target.hidden_size)
+    _must_equal("vocabulary rows", config.vocab_size, target.vocab_size)
+    _must_equal("target layers", config.num_target_layers, target.num_layers)
+    ids = config.target_layer_ids
+    if len(set(ids)) != len(ids):
+        raise HeadError(f"kept layers {list(ids)} repeat a layer; each may be kept once")
+    if min(ids) < 0 or max(ids) >= target.num_layers:
+        raise HeadError(f"kept layers {list(ids)} go past the target's {target.num_layers} layers (0-based)")
+    if config.mask_token_id >= target.embedding.num_embeddings:
+        raise HeadError(
+            f"mask id {config.mask_token_id} lies outside the target's embedding table of "
+            f"{target.embedding.num_embeddings} rows"
+        )
+    point = checkpoint.card.get("feature_point", FEATURE_POINT)
+    if point != FEATURE_POINT:
+        raise HeadError(
+            f"the head was trained on features at {point!r} and this package reads {FEATURE_POINT!r}; retrain the head"
+        )
+    target.feature_points(ids)
+    _warn_about_training(checkpoint.card, target.fingerprint())
+
+
+def _must_equal(what: str, head: int, target: int) -> None:
+    if head != target:
+        raise HeadError(f"{what}: the head has {head}, the target {target}; use a head made for this target")
+
+
+def _warn_about_training(card: dict[str, Any], target: dict[str, Any]) -> None:
+    labels = {
+        "target_revision": "target revision",
+        "target_config_sha256": "target config",
+        "chat_template_sha256": "chat template",
+        "quantisation": "quantisation",
+    }
+    differing = [label for key, label in labels.items() if card.get(key) is not None and card[key] != target[key]]
+    if differing:
+        warnings.warn(
+            f"the head was trained with another {' and '.join(differing)}; output is unchanged, acceptance may drop",
+            OneglanceWarning,
+            stacklevel=3,
+        )
+
+
+def _locate(name: str) -> Path:
+    if name in BUILTIN:
+        return BUILTIN[name]
+    if name.startswith("builtin:"):
+        raise HeadError(f"there is no {name!r}; built-in heads: {', '.join(BUILTIN)}")
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise HeadError(f"{name} is a file; give the folder that holds config.json and model.safetensors")
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise HeadError(f"no head at {name}; give a folder, a hub id (owner/name) or builtin:reader")
+    return _download(name)
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise HeadError(f"cannot download head {name!r}: {reason}") from error
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    if not path.is_file():
+        raise HeadError(f"{folder} has no config.json; it is not a head checkpoint")
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise HeadError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(raw, dict):
+        raise HeadError(f"{path} must hold a JSON object")
+    return raw
+
+
+def _read_tensors(folder: Path) -> dict[str, Tensor]:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    else:
+        names = ["model.safetensors"]
+    tensors: dict[str, Tensor] = {}
+    for name in names:
+        path = folder / name
+        if path.parent.resolve() != folder.resolve():
+            raise HeadError(f"{index} points outside its folder: {name}")
+        if not path.is_file():
+            pickles = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"))
+            hint = f"; {pickles[0]} is a pickle, which is never loaded: convert it to safetensors" if pickles else ""
+            raise HeadError(f"{folder} has no {name}{hint}")
+        tensors.update(_read_shard(path))
+    return tensors
+
+
+def _read_shard(path: Path) -> dict[str, Tensor]:
+    with path.open("rb") as file:
+        start = file.read(len(LFS_POINTER))
+    if start == LFS_POINTER:
+        raise HeadError(f"{path} is a git-LFS pointer, not the weights; run 'git lfs pull' in its repository")
+    if start[:2] in (b"PK", b"\x80\x02"):
+        raise HeadError(f"{path} is a pickle, which is never loaded; convert it to safetensors")
+    try:
+        return load_file(path)
+    except (SafetensorError, ValueError, OSError) as error:
+        raise HeadError(f"{path} is truncated or not a safetensors file ({error}); download it again") from error
+
+
+def _check_tensors(config: HeadConfig, tensors: dict[str, Tensor]) -> None:
+    with torch.device("meta"):
+        expected = {key: value.shape for key, value in BlockHead(config).state_dict().items()}
+    missing, unexpected = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
+    packed = [key for key in unexpected if key.endswith(("qweight", "weight_scale", "weight_packed", "scales"))]
+    integers = [key for key, value in tensors.items() if not value.is_floating_point() or value.element_size() < 2]
+    if packed or integers:
+        raise HeadError(f"the head is quantised ({(packed + integers)[0]}); use its bf16 or fp32 checkpoint")
+    if missing:
+        raise HeadError(f"the head lacks {len(missing)} tensors: {_listed(missing)}")
+    if unexpected:
+        raise HeadError(f"the head has {len(unexpected)} unexpected tensors: {_listed(unexpected)}")
+    for key, shape in expected.items():
+        if tensors[key].shape != shape:
+            raise HeadError(f"{key} has shape {list(tensors[key].shape)}, its config asks for {list(shape)}")
+    bad = [key for key, value in tensors.items() if not bool(torch.isfinite(value).all())]
+    if bad:
+        raise HeadError(f"{bad[0]} holds NaN or infinite values; the checkpoint is damaged")
+
+
+def _listed(keys: list[str]) -> str:
+    return ", ".join(keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")

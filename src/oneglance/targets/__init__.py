@@ -1,0 +1,138 @@
+"""Targets by HF ``model_type``: one file a family, found by name, imported on use."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from oneglance.core import TargetError
+
+if TYPE_CHECKING:
+    from oneglance.targets.base import Target
+
+FAMILIES: dict[str, str] = {
+    "qwen3_vl": "oneglance.targets.qwen3_vl:Qwen3VL",
+    "qwen2_5_vl": "oneglance.targets.qwen3_vl:Qwen25VL",
+    "mllama": "oneglance.targets.mllama:Mllama",
+    "qwen3": "oneglance.targets.causal_lm:CausalLM",
+    "qwen2": "oneglance.targets.causal_lm:CausalLM",
+    "llama": "oneglance.targets.causal_lm:CausalLM",
+}
+BUILTIN = {"builtin:reader": Path(__file__).parent.parent / "assets" / "reader" / "target"}
+
+
+def family(model_type: str) -> type[Target]:
+    """The target class for an HF ``model_type``.
+
+    Raises:
+        TargetError: no family supports it.
+    """
+    known = {**FAMILIES, **{point.name: point.value for point in entry_points(group="oneglance.targets")}}
+    if model_type not in known:
+        raise TargetError(f"model_type {model_type!r} is not supported; supported: {', '.join(sorted(known))}")
+    module, name = known[model_type].split(":")
+    found: type[Target] = getattr(import_module(module), name)
+    return found
+
+
+def resolve(name: str) -> str:
+    """The folder or hub id behind a target's name.
+
+    Raises:
+        TargetError: an unknown builtin.
+    """
+    if not name.startswith("builtin:"):
+        return name
+    if name not in BUILTIN:
+        raise TargetError(f"there is no {name!r}; built-in targets: {', '.join(BUILTIN)}")
+    return str(BUILTIN[name])
+
+
+def open_target(
+    name: str = "builtin:reader",
+    *,
+    dtype: str = "auto",
+    device: str | None = None,
+    device_map: str | None = None,
+    attention: str = "sdpa",
+    probe: bool = True,
+) -> Target:
+    """Open a frozen target.
+
+    Args:
+        name: ``builtin:reader``, a folder, or a hub id.
+        dtype: ``auto`` (as stored), ``float32``, ``bfloat16``, ``float16`` or ``float64``.
+        device: ``cpu``, ``cuda``, ``mps``, …; default CPU.
+        device_map: for accelerate, e.g. ``auto``; not together with ``device``.
+        attention: ``sdpa`` or ``eager``.
+        probe: run the row-independence probe.
+
+    Raises:
+        TargetError: it cannot be loaded, or cannot be verified in packed passes.
+    """
+    import torch
+    import transformers
+
+    from oneglance.targets import hf
+    from oneglance.targets.base import check_row_independence
+
+    if attention not in ("sdpa", "eager"):
+        raise TargetError(f"attention {attention!r} cannot take an ancestor mask; use sdpa or eager")
+    if device and device_map:
+        raise TargetError("give either device or device_map, not both")
+    folder = resolve(name)
+    if torch_device_missing(device):
+        raise TargetError(f"device {device!r} is not available here; use cpu")
+    options: dict[str, Any] = {"dtype": parse_dtype(dtype), "attn_implementation": attention}
+    if device_map:
+        options["device_map"] = device_map
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        cls = family(config.model_type)
+        model = getattr(transformers, cls.auto_class).from_pretrained(folder, config=config, **options)
+        if cls.takes_images:
+            processor = hf.load_processor(folder, config.model_type)
+        else:
+            processor = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError, ImportError) as error:
+        raise TargetError(f"cannot load target {name!r}: {_first_line(error)}") from error
+    if device:
+        model = model.to(torch.device(device))
+    target = cls(model, processor, name=name)
+    if probe:
+        check_row_independence(target)
+    return target
+
+
+def parse_dtype(name: str) -> Any:
+    """A torch dtype, or ``auto``.
+
+    Raises:
+        TargetError: not a floating-point type that targets run in.
+    """
+    import torch
+
+    known = ("auto", "float32", "bfloat16", "float16", "float64")
+    if name not in known:
+        raise TargetError(f"unknown dtype {name!r}; choose one of {', '.join(known)}")
+    return name if name == "auto" else getattr(torch, name)
+
+
+def torch_device_missing(device: str | None) -> bool:
+    """Whether a device was named that this machine lacks."""
+    import torch
+
+    if device is None:
+        return False
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        return True
+    return False
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,414 @@
+"""A frozen target: prefill once, verify packed trees, commit the accepted path.
+
+``Target`` holds what all families share; a family (one file per HF ``model_type``) says where its text stack is, which
+positions packed rows get, and what its prefill needs. Targets hold no sequence state: that is ``TargetState``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
+
+from oneglance.accept import LogitsProcessor
+from oneglance.core import InputError, OneglanceWarning, TargetError, TokenTree
+from oneglance.targets import hf
+from oneglance.tree import pack
+
+FEATURE_POINT = "input_of_next_layer"
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """An encoded prompt, batch one.
+
+    Attributes:
+        tensors: what the HF model's forward takes, ``input_ids`` (1, T) among them; no padding.
+        num_images: images in the prompt.
+    """
+
+    tensors: dict[str, Tensor]
+    num_images: int = 0
+
+    @property
+    def token_ids(self) -> list[int]:
+        ids: list[int] = self.tensors["input_ids"][0].tolist()
+        return ids
+
+
+@dataclass(slots=True)
+class TargetState:
+    """Where one sequence stands in the target. Owned by the target, read by drafters.
+
+    Attributes:
+        cache: keys and values of the first ``length`` tokens.
+        length: committed tokens in the cache; the root is not among them.
+        rope_delta: added to the token index to get the position of a row after the prompt (M-RoPE), on all axes.
+        token_ids: prompt and kept tokens, root included once there is one.
+        last_row: (V,) logits of the last prompt row.
+        layer_ids: kept layers whose features are collected.
+        fresh: features of committed rows that no drafter has taken yet, (T_i, F) each.
+        extras: what packed passes of this family need besides (for mllama the cross-attention mask row).
+    """
+
+    cache: Cache
+    length: int
+    rope_delta: int
+    token_ids: list[int]
+    last_row: Tensor
+    layer_ids: tuple[int, ...] = ()
+    fresh: list[Tensor] = field(default_factory=list)
+    extras: dict[str, Tensor] = field(default_factory=dict)
+    pending: tuple[int, list[Tensor]] | None = None
+
+    def take_features(self) -> Tensor:
+        """(T, F) features of the rows committed since the last call; the root's own feature does not exist yet."""
+        features = self.fresh[0] if len(self.fresh) == 1 else torch.cat(self.fresh)
+        self.fresh = []
+        return features
+
+
+class Target:
+    """A frozen HF model that verifies packed trees.
+
+    Args:
+        model: an unmodified HF model in eval mode.
+        processor: its processor (VLM) or tokenizer (text-only).
+        name: what it was opened from, for reports.
+
+    Raises:
+        TargetError: the model cannot be verified in packed passes.
+    """
+
+    model_types: ClassVar[tuple[str, ...]] = ()
+    takes_images: ClassVar[bool] = False
+    auto_class: ClassVar[str] = "AutoModelForCausalLM"
+
+    def __init__(self, model: PreTrainedModel, processor: Any, *, name: str) -> None:
+        self.model = model.eval().requires_grad_(False)
+        self.processor = processor
+        self.name = name
+        hf.check_attention(model)
+        self._cache_keyword = hf.cache_keyword(self.text_model)
+        hf.new_cache(self.model.config)
+
+    # Geometry ---------------------------------------------------------------------------------------------------
+
+    @property
+    def text_config(self) -> Any:
+        return self.model.config.get_text_config()
+
+    @property
+    def text_model(self) -> nn.Module:
+        """The decoder stack: ``embed_tokens``, ``layers``, ``norm``."""
+        raise NotImplementedError
+
+    @property
+    def packed_module(self) -> nn.Module:
+        """The module that packed passes call."""
+        return self.text_model
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        layers = self.text_model.layers
+        assert isinstance(layers, nn.ModuleList)
+        return layers
+
+    @property
+    def tokenizer(self) -> Any:
+        return getattr(self.processor, "tokenizer", self.processor)
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self.text_config.hidden_size)
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the lm_head."""
+        return int(self.lm_head.weight.shape[0])
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def context_length(self) -> int:
+        """Positions that the model was built for."""
+        return int(self.text_config.max_position_embeddings)
+
+    @property
+    def embedding(self) -> nn.Embedding:
+        embedding = self.model.get_input_embeddings()
+        assert isinstance(embedding, nn.Embedding)
+        return embedding
+
+    @property
+    def lm_head(self) -> nn.Linear:
+        head = self.model.get_output_embeddings()
+        assert isinstance(head, nn.Linear)
+        return head
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embedding.weight.dtype
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        return hf.eos_ids(self.model)
+
+    @property
+    def banned_ids(self) -> tuple[int, ...]:
+        """Placeholder ids that must never be proposed: their embeddings stand for image rows."""
+        config = self.model.config
+        names = ("image_token_id", "video_token_id", "image_token_index", "vision_start_token_id", "audio_token_id")
+        ids = {getattr(config, name, None) for name in names}
+        return tuple(sorted(i for i in ids if isinstance(i, int) and 0 <= i < self.vocab_size))
+
+    @property
+    def self_attention_layers(self) -> tuple[int, ...]:
+        """Layers whose cache holds one row a token."""
+        return tuple(range(self.num_layers))
+
+    def feature_points(self, layer_ids: Sequence[int]) -> list[tuple[nn.Module, str]]:
+        """Where the feature of each kept layer is read: the residual stream that enters the next layer, after any
+        DeepStack add (``FEATURE_POINT``)."""
+        following = [*self.layers, self.text_model.norm]
+        return [(following[i + 1], "input") for i in layer_ids]
+
+    # Identity ---------------------------------------------------------------------------------------------------
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What a head should have been trained with: id, revision, hashes of config and chat template."""
+        config = self.model.config.to_dict()
+        for key in ("_name_or_path", "transformers_version", "dtype", "torch_dtype"):
+            config.pop(key, None)
+        template = getattr(self.processor, "chat_template", None) or getattr(self.tokenizer, "chat_template", None)
+        return {
+            "target": self.name,
+            "target_revision": getattr(self.model.config, "_commit_hash", None),
+            "target_config_sha256": _sha256(json.dumps(config, sort_keys=True, default=str)),
+            "chat_template_sha256": _sha256(str(template)) if template else None,
+            "quantisation": getattr(getattr(self.model.config, "quantization_config", None), "quant_method", None),
+        }
+
+    def greedy_processors(self, prompt_length: int, *, max_new_tokens: int) -> LogitsProcessor | None:
+        """What ``generate(do_sample=False)`` does to the logits under this model's generation config, or None."""
+        processors = hf.greedy_processors(self.model, prompt_length, max_new_tokens=max_new_tokens)
+        return processors if len(processors) else None
+
+    # Encoding ---------------------------------------------------------------------------------------------------
+
+    def wrap(self, tensors: Mapping[str, Any]) -> Inputs:
+        """Check HF-style model inputs and take them as a prompt.
+
+        Raises:
+            InputError: more than one sequence, padding, video, or an argument this target does not take.
+        """
+        given = {key: value for key, value in tensors.items() if value is not None}
+        videos = [key for key in given if "video" in key]
+        if videos:
+            raise InputError(f"video input ({videos[0]}) is not supported; pass images or text")
+        unknown = sorted(given.keys() - {"input_ids", "attention_mask", *self.input_names})
+        if unknown:
+            raise InputError(f"unsupported input {unknown[0]!r}; this target takes {', '.join(self.input_names)}")
+        if "input_ids" not in given:
+            raise InputError("input_ids is missing")
+        ids = given["input_ids"]
+        if ids.ndim != 2 or ids.shape[0] != 1:
+            raise InputError(f"one sequence at a time: input_ids must be (1, T), got {tuple(ids.shape)}")
+        if ids.shape[1] == 0:
+            raise InputError("the prompt is empty; give at least one token")
+        mask = given.pop("attention_mask", None)
+        if mask is not None and not bool(mask.bool().all()):
+            raise InputError("padded input is not supported; pass the sequence without padding (batch one needs none)")
+        if int(ids.min()) < 0 or int(ids.max()) >= self.embedding.num_embeddings:
+            raise InputError(f"input_ids hold ids outside the vocabulary of {self.embedding.num_embeddings}")
+        tensors = {k: v.to(self.device) for k, v in given.items()}
+        return Inputs(tensors, self.count_images(tensors))
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Model inputs besides ``input_ids`` and ``attention_mask``."""
+        return ()
+
+    def count_images(self, tensors: Mapping[str, Tensor]) -> int:
+        """Images in HF-style inputs."""
+        return 0
+
+    # The verbs --------------------------------------------------------------------------------------------------
+
+    def run_prefill(self, inputs: Inputs, cache: Cache) -> tuple[Tensor, int, dict[str, Tensor]]:
+        """One pass over the prompt.
+
+        Returns:
+            Hidden states (1, T, H) after the final norm, rope_delta, extras for packed passes.
+        """
+        raise NotImplementedError
+
+    def packed_arguments(self, state: TargetState, depths: Tensor) -> dict[str, Tensor]:
+        """Positions and whatever else packed rows need.
+
+        Args:
+            state: the sequence.
+            depths: (N+1,) distance of each row from the root.
+        """
+        raise NotImplementedError
+
+    @torch.inference_mode()
+    def prefill(self, inputs: Inputs, layer_ids: Sequence[int] = ()) -> TargetState:
+        """Run the prompt, vision encoder included, exactly once.
+
+        Args:
+            inputs: from ``encode`` or ``wrap``.
+            layer_ids: kept layers whose features are collected, in the order in which they are concatenated.
+
+        Raises:
+            InputError: the prompt does not fit into the context.
+        """
+        token_ids = inputs.token_ids
+        if len(token_ids) >= self.context_length:
+            raise InputError(
+                f"the prompt has {len(token_ids)} tokens and the target's context is {self.context_length}; "
+                "use a smaller image or a shorter prompt"
+            )
+        cache = hf.new_cache(self.model.config)
+        hf.forget_positions(self.model)
+        with hf.captured_features(self.feature_points(layer_ids)) as features:
+            hidden, rope_delta, extras = self.run_prefill(inputs, cache)
+        state = TargetState(
+            cache=cache,
+            length=len(token_ids),
+            rope_delta=rope_delta,
+            token_ids=token_ids,
+            last_row=self.lm_head(hidden[:, -1:])[0, 0],
+            layer_ids=tuple(layer_ids),
+            extras=extras,
+        )
+        if layer_ids:
+            state.fresh.append(_joined(features))
+        return state
+
+    @torch.inference_mode()
+    def verify(self, state: TargetState, root: int, tree: TokenTree) -> Tensor:
+        """One packed, ancestor-masked pass over the root and the tree (Def. 1).
+
+        Returns:
+            (N+1, V) logits: row i is the target's distribution after packed node i. Until ``commit`` the cache holds
+            the packed rows; a failure leaves it as it was.
+        """
+        self.rollback(state)
+        packed = pack(root, tree)
+        depths = torch.from_numpy(packed.depths).to(self.device)
+        arguments = self.packed_arguments(state, depths)
+        if len(tree):
+            arguments["attention_mask"] = self._ancestor_mask(state.length, torch.from_numpy(packed.visible))
+        arguments["input_ids"] = torch.from_numpy(packed.token_ids)[None].to(self.device)
+        state.pending = (len(tree) + 1, [])
+        try:
+            with hf.captured_features(self.feature_points(state.layer_ids)) as features:
+                output = self.packed_module(**arguments, **{self._cache_keyword: state.cache}, use_cache=True)
+            rows: Tensor = self.lm_head(output.last_hidden_state)[0]
+        except BaseException:
+            self.rollback(state)
+            raise
+        state.pending = (len(tree) + 1, features)
+        return rows
+
+    @torch.inference_mode()
+    def commit(self, state: TargetState, path: Sequence[int], token_ids: Sequence[int]) -> None:
+        """Keep the accepted path's keys, values and features; drop the rest.
+
+        Args:
+            state: after ``verify``.
+            path: packed indices to keep, root first.
+            token_ids: the tokens that follow the root on this path, the last one being the new root; as many as
+                ``path``.
+        """
+        assert state.pending is not None
+        assert len(path) == len(token_ids)
+        assert path[0] == 0
+        num_rows, features = state.pending
+        hf.keep_rows(state.cache, self.self_attention_layers, state.length, path, num_rows)
+        if state.layer_ids:
+            rows = _joined(features)
+            state.fresh.append(rows if len(path) == num_rows else rows[torch.as_tensor(path, device=rows.device)])
+        state.pending = None
+        state.length += len(path)
+        state.token_ids.extend(token_ids)
+
+    def rollback(self, state: TargetState) -> None:
+        """Drop packed rows that were never committed."""
+        if state.pending is None:
+            return
+        for index in self.self_attention_layers:
+            extra = hf.cached_length(state.cache, index) - state.length
+            if extra > 0:
+                state.cache.layers[index].crop(-extra)
+        state.pending = None
+
+    def _ancestor_mask(self, past: int, visible: Tensor) -> Tensor:
+        """(1, 1, N+1, past+N+1) additive mask in model dtype: each row sees the past, itself and its ancestors."""
+        size = visible.shape[0]
+        mask = torch.zeros(size, past + size, dtype=self.dtype)
+        mask[:, past:].masked_fill_(~visible, torch.finfo(self.dtype).min)
+        return mask[None, None].to(self.device)
+
+    # Row independence -------------------------------------------------------------------------------------------
+
+    def row_dependence(self) -> float:
+        """Largest change of a packed row's logits when only its siblings' tokens change; 0.0 for sound targets.
+
+        Dynamic-activation quantisation and anything else that couples rows shows up here.
+        """
+        allowed = [i for i in range(min(self.vocab_size, 64)) if i not in self.banned_ids]
+        prefix, (kept, *others) = allowed[:4], allowed[4:24]
+        half = len(others) // 2
+        rows = []
+        for siblings in (others[:half], others[half : 2 * half]):
+            state = self.prefill(Inputs({"input_ids": torch.tensor([prefix], device=self.device)}))
+            tree = TokenTree((kept, *siblings), (0,) * (half + 1), (1,) * (half + 1))
+            rows.append(self.verify(state, prefix[-1], tree)[:2].float())
+        return float((rows[0] - rows[1]).abs().max())
+
+
+def _joined(features: Sequence[Tensor]) -> Tensor:
+    """(T, F) features on the device of the last kept layer, concatenated in listed order."""
+    device = features[-1].device
+    return torch.cat([f[0].to(device) for f in features], dim=-1)
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def check_row_independence(target: Target, *, warn_above: float = 1e-4, refuse_above: float = 1e-1) -> float:
+    """Run the row-independence probe.
+
+    Returns:
+        The measured dependence (logit units).
+
+    Raises:
+        TargetError: rows depend on their neighbours so much that verification would not be the target's own.
+    """
+    dependence = target.row_dependence()
+    message = (
+        f"a row's logits change by up to {dependence:.2g} when its neighbours change (dynamic-activation quantisation "
+        "does this)"
+    )
+    if not dependence <= refuse_above:
+        raise TargetError(f"{message}; tree verification needs independent rows: load the target unquantised")
+    if dependence > warn_above:
+        warnings.warn(f"{message}; output may differ from plain decoding at near ties", OneglanceWarning, stacklevel=2)
+    return dependence

@@ -1,0 +1,29 @@
+"""Text-only causal language models (qwen3, llama and their kin)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+
+from oneglance.targets.base import Inputs, Target, TargetState
+
+
+class CausalLM(Target):
+    """A decoder whose positions are the token index."""
+
+    model_types: ClassVar[tuple[str, ...]] = ("qwen3", "llama", "qwen2")
+
+    @property
+    def text_model(self) -> nn.Module:
+        model = self.model.model
+        assert isinstance(model, nn.Module)
+        return model
+
+    def run_prefill(self, inputs: Inputs, cache: Cache) -> tuple[Tensor, int, dict[str, Tensor]]:
+        output = self.text_model(**inputs.tensors, **{self._cache_keyword: cache}, use_cache=True)
+        return output.last_hidden_state, 0, {}
+
+    def packed_arguments(self, state: TargetState, depths: Tensor) -> dict[str, Tensor]:
+        return {"position_ids": (depths + state.length)[None]}

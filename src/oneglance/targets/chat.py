@@ -1,0 +1,112 @@
+"""From messages and images to an encoded prompt, by the target's own chat template and processor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from PIL import Image
+
+from oneglance.core import InputError
+from oneglance.images import load_image
+from oneglance.targets.base import Inputs, Target
+
+Message = Mapping[str, Any]
+ROLES = ("system", "user", "assistant", "tool")
+
+
+def encode(
+    target: Target, prompt: str | Sequence[Message], *, images: Sequence[Any] = (), system: str | None = None
+) -> Inputs:
+    """Encode a prompt for a target.
+
+    Args:
+        target: decides the template and how many rows an image makes.
+        prompt: a user prompt, or chat messages ``{"role", "content"}`` whose content is a string or a list of
+            ``{"type": "text", "text"}`` and ``{"type": "image", "image"}`` parts.
+        images: image sources (see ``oneglance.images``) that go before the text of a plain prompt.
+        system: system prompt.
+
+    Raises:
+        InputError: empty or malformed messages, or images for a text-only target.
+        ImageError: an image cannot be read.
+    """
+    messages, pictures = normalise(prompt, images=images, system=system)
+    if pictures and not target.takes_images:
+        raise InputError(f"{target.name} is a text-only target and takes no images; drop the image or choose a VLM")
+    if not target.takes_images:
+        messages = [{**m, "content": _joined_text(m["content"])} for m in messages]
+        return target.wrap({"input_ids": target.tokenizer(_render(target, messages), **_TEXT)["input_ids"]})
+    arguments: dict[str, Any] = {"images": [pictures] if _nested_images(target) else pictures} if pictures else {}
+    encoded = target.processor(text=[_render(target, messages)], **arguments, **_TEXT)
+    return target.wrap({k: v for k, v in encoded.items() if k in ("input_ids", "attention_mask", *target.input_names)})
+
+
+def normalise(
+    prompt: str | Sequence[Message], *, images: Sequence[Any] = (), system: str | None = None
+) -> tuple[list[dict[str, Any]], list[Image.Image]]:
+    """Messages whose contents are lists of parts, and their images in order of appearance."""
+    if isinstance(images, str | bytes | Image.Image) or not isinstance(images, Sequence):
+        raise InputError("images takes a list of image sources; write [image]")
+    pictures = [load_image(image) for image in images]
+    if isinstance(prompt, str):
+        if not prompt and not pictures:
+            raise InputError("the prompt is empty; give a text, an image, or both")
+        parts = [{"type": "image"}] * len(pictures) + ([{"type": "text", "text": prompt}] if prompt else [])
+        prompt = [{"role": "user", "content": parts}]
+    elif pictures:
+        raise InputError("with chat messages, put images into the message contents, not into images=")
+    if system is not None:
+        prompt = [{"role": "system", "content": system}, *prompt]
+    if not prompt:
+        raise InputError("there are no messages; give at least one user message")
+    return [_message(m, pictures) for m in prompt], pictures
+
+
+_TEXT = {"return_tensors": "pt", "add_special_tokens": False}
+
+
+def _message(message: Message, pictures: list[Image.Image]) -> dict[str, Any]:
+    role, content = message.get("role"), message.get("content")
+    if role not in ROLES:
+        raise InputError(f"message role must be one of {', '.join(ROLES)}, got {role!r}")
+    if isinstance(content, str):
+        return {**message, "content": [{"type": "text", "text": content}]}
+    if not isinstance(content, Sequence):
+        raise InputError(f"message content must be a string or a list of parts, got {type(content).__name__}")
+    return {**message, "content": [_part(part, pictures) for part in content]}
+
+
+def _part(part: Mapping[str, Any], pictures: list[Image.Image]) -> dict[str, Any]:
+    kind = part.get("type")
+    if kind == "text" and isinstance(part.get("text"), str):
+        return {"type": "text", "text": part["text"]}
+    if kind == "image":
+        if "image" in part:
+            pictures.append(load_image(part["image"]))
+        return {"type": "image"}
+    if kind == "image_url":
+        url = part.get("image_url")
+        pictures.append(load_image(url["url"] if isinstance(url, Mapping) else str(url)))
+        return {"type": "image"}
+    raise InputError(f"message part type {kind!r} is not supported; use text or image")
+
+
+def _render(target: Target, messages: list[dict[str, Any]]) -> str:
+    template = getattr(target.processor, "chat_template", None)
+    renderer = target.processor if template else target.tokenizer
+    if getattr(renderer, "chat_template", None) is None:
+        if len(messages) > 1:
+            raise InputError(f"{target.name} has no chat template: give one plain prompt, without a system prompt")
+        return _joined_text(messages[0]["content"])
+    text: str = renderer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return text
+
+
+def _joined_text(content: str | Sequence[Mapping[str, Any]]) -> str:
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+
+
+def _nested_images(target: Target) -> bool:
+    """Whether the processor wants images grouped by prompt (mllama)."""
+    return "mllama" in target.model_types

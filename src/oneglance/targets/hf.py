@@ -1,0 +1,173 @@
+"""Everything this package knows about transformers versions (5.17 to 5.24), in one place.
+
+Facts kept here: the name of the cache argument, which cache layers can be rolled back, how to roll one back, where
+kept-layer features are read, and which module attributes carry state from one generation to the next.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+
+from oneglance.core import TargetError
+
+
+def cache_keyword(module: nn.Module) -> str:
+    """Name of the cache argument of ``module.forward``: ``cache`` since 5.24, ``past_key_values`` before."""
+    return "cache" if "cache" in inspect.signature(module.forward).parameters else "past_key_values"
+
+
+def new_cache(config: Any) -> DynamicCache:
+    """An empty cache for a model config.
+
+    Raises:
+        TargetError: a layer's cache cannot be rolled back.
+    """
+    cache = DynamicCache(config=config)
+    for index, layer in enumerate(cache.layers):
+        if type(layer) is not DynamicLayer:
+            raise TargetError(
+                f"layer {index} keeps a {type(layer).__name__}, which cannot be rolled back after a rejected tree; "
+                "use a target whose layers all use full attention"
+            )
+    return cache
+
+
+def cached_length(cache: Cache, layer: int) -> int:
+    """Rows that one layer of the cache holds."""
+    return int(cache.layers[layer].get_seq_length())
+
+
+def keep_rows(cache: Cache, layers: Sequence[int], start: int, path: Sequence[int], num_rows: int) -> None:
+    """Keep the accepted rows of a packed pass and drop the others, layer by layer and in place.
+
+    Args:
+        cache: holds ``start`` committed rows and ``num_rows`` packed ones.
+        layers: self-attention layers; others (cross-attention) are never touched.
+        start: committed rows before the pass.
+        path: increasing packed indices to keep.
+        num_rows: N+1.
+    """
+    kept = len(path)
+    moved = list(path) != list(range(kept))
+    for index in layers:
+        layer = cache.layers[index]
+        assert isinstance(layer, DynamicLayer)
+        if moved:
+            rows = torch.as_tensor(path, device=layer.keys.device) + start
+            layer.keys[:, :, start : start + kept] = layer.keys[:, :, rows]
+            layer.values[:, :, start : start + kept] = layer.values[:, :, rows]
+        layer.crop(-(num_rows - kept))
+
+
+def check_attention(model: PreTrainedModel) -> None:
+    """Refuse attention backends that cannot take an ancestor mask.
+
+    Raises:
+        TargetError: neither sdpa nor eager.
+    """
+    backend = getattr(model.config.get_text_config(), "_attn_implementation", "sdpa")
+    if backend not in ("sdpa", "eager"):
+        raise TargetError(
+            f"attention backend {backend!r} takes no arbitrary mask, which tree verification needs; "
+            "load the target with attn_implementation='sdpa'"
+        )
+
+
+def load_processor(folder: str, model_type: str) -> Any:
+    """The target's own processor; without its video part where torchvision is missing, since images need none.
+
+    Raises:
+        OSError: the folder holds no processor files.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the notice that images are processed by PIL instead of torchvision
+        try:
+            return transformers.AutoProcessor.from_pretrained(folder, trust_remote_code=False)
+        except ImportError:
+            cls = getattr(transformers, PROCESSOR_MAPPING_NAMES[model_type])
+            names = [name for name in cls.get_attributes() if name != "video_processor"]
+            image_only = type(cls.__name__, (cls,), {"get_attributes": classmethod(lambda _: names)})
+            return image_only.from_pretrained(folder)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def captured_features(points: Sequence[tuple[nn.Module, str]]) -> Iterator[list[torch.Tensor]]:
+    """Collect the residual stream at given points during one forward pass.
+
+    Args:
+        points: (module, "input" or "output") pairs; hooks are removed on exit.
+
+    Yields:
+        A list that holds one (1, T, H) tensor a point, in the order of ``points``, after the pass.
+    """
+    features: list[torch.Tensor] = [torch.empty(0)] * len(points)
+    handles = []
+    for slot, (module, where) in enumerate(points):
+
+        def on_input(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], slot: int = slot) -> None:
+            features[slot] = args[0] if args else kwargs["hidden_states"]
+
+        def on_output(_: nn.Module, args: Any, output: Any, slot: int = slot) -> None:
+            features[slot] = output[0] if isinstance(output, tuple) else output
+
+        if where == "input":
+            handles.append(module.register_forward_pre_hook(on_input, with_kwargs=True))
+        else:
+            handles.append(module.register_forward_hook(on_output))
+    try:
+        yield features
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def forget_positions(model: PreTrainedModel) -> None:
+    """Clear the rope deltas that multimodal Qwen models keep on the module between calls."""
+    inner = getattr(model, "model", model)
+    if hasattr(inner, "rope_deltas"):
+        inner.rope_deltas = None
+
+
+def eos_ids(model: PreTrainedModel) -> tuple[int, ...]:
+    """End-of-sequence ids of the model's generation config."""
+    eos = model.generation_config.eos_token_id if model.generation_config is not None else None
+    if eos is None:
+        eos = model.config.get_text_config().eos_token_id
+    if eos is None:
+        return ()
+    return tuple(eos) if isinstance(eos, list | tuple) else (eos,)
+
+
+def greedy_config(model: PreTrainedModel, *, max_new_tokens: int) -> GenerationConfig:
+    """The model's own generation config, greedy and with our cap."""
+    config = copy.deepcopy(model.generation_config) if model.generation_config is not None else GenerationConfig()
+    config.do_sample = False
+    config.temperature = config.top_p = config.top_k = None
+    config.num_beams = 1
+    config.max_new_tokens = max_new_tokens
+    config.max_length = None
+    return config
+
+
+def greedy_processors(model: PreTrainedModel, prompt_length: int, *, max_new_tokens: int) -> LogitsProcessorList:
+    """The logits processors that ``generate(do_sample=False)`` applies under the model's generation config."""
+    config = greedy_config(model, max_new_tokens=max_new_tokens)
+    config.max_length = prompt_length + max_new_tokens
+    device = str(next(model.parameters()).device)
+    model._prepare_special_tokens(config, device=device)
+    processors: LogitsProcessorList = model._get_logits_processor(
+        config, input_ids_seq_length=prompt_length, device=device
+    )
+    return processors

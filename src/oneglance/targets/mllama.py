@@ -1,0 +1,75 @@
+"""Llama-3.2-Vision (mllama): vision by cross-attention, no image rows in the token stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+
+from oneglance.core import HeadError
+from oneglance.targets.base import Inputs, Target, TargetState
+
+
+class Mllama(Target):
+    """Cross-attention caches hold image rows: they are written at prefill and never cropped."""
+
+    model_types: ClassVar[tuple[str, ...]] = ("mllama",)
+    takes_images: ClassVar[bool] = True
+    auto_class: ClassVar[str] = "AutoModelForImageTextToText"
+
+    @property
+    def text_model(self) -> nn.Module:
+        model = self.model.model.language_model
+        assert isinstance(model, nn.Module)
+        return model
+
+    @property
+    def packed_module(self) -> nn.Module:
+        """The multimodal wrapper, which turns the cross-attention mask into an additive one."""
+        model = self.model.model
+        assert isinstance(model, nn.Module)
+        return model
+
+    @property
+    def cross_attention_layers(self) -> tuple[int, ...]:
+        return tuple(self.text_config.cross_attention_layers)
+
+    @property
+    def self_attention_layers(self) -> tuple[int, ...]:
+        cross = set(self.cross_attention_layers)
+        return tuple(i for i in range(self.num_layers) if i not in cross)
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        return ("pixel_values", "aspect_ratio_ids", "aspect_ratio_mask", "cross_attention_mask")
+
+    def count_images(self, tensors: Mapping[str, Tensor]) -> int:
+        pixels = tensors.get("pixel_values")
+        return 0 if pixels is None else int(pixels.shape[1])
+
+    def feature_points(self, layer_ids: Sequence[int]) -> list[tuple[nn.Module, str]]:
+        """The output of each kept layer: a cross-attention layer that follows is skipped for text-only prompts, so a
+        hook on its input would never fire."""
+        crossed = sorted(set(layer_ids) & set(self.cross_attention_layers))
+        if crossed:
+            raise HeadError(
+                f"kept layer {crossed[0]} is a cross-attention layer of this target, which text-only prompts skip; "
+                "keep self-attention layers only"
+            )
+        return [(self.layers[i], "output") for i in layer_ids]
+
+    def run_prefill(self, inputs: Inputs, cache: Cache) -> tuple[Tensor, int, dict[str, Tensor]]:
+        output = self.packed_module(**inputs.tensors, **{self._cache_keyword: cache}, use_cache=True)
+        mask = inputs.tensors.get("cross_attention_mask")
+        extras = {} if mask is None else {"cross_attention_mask": mask[:, -1:]}
+        return output.last_hidden_state, 0, extras
+
+    def packed_arguments(self, state: TargetState, depths: Tensor) -> dict[str, Tensor]:
+        arguments = {"position_ids": (depths + state.length)[None]}
+        mask = state.extras.get("cross_attention_mask")
+        if mask is not None:
+            # exactly N+1 rows, each the last committed row's: a longer mask would be sliced by the cache length
+            arguments["cross_attention_mask"] = mask.expand(-1, len(depths), -1, -1)
+        return arguments

@@ -1,0 +1,72 @@
+"""Qwen3-VL and Qwen2.5-VL: image rows in the text stream, M-RoPE positions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+
+from oneglance.core import InputError
+from oneglance.targets.base import Inputs, Target, TargetState
+
+
+class Qwen3VL(Target):
+    """Qwen3-VL. Kept-layer features include the DeepStack add of their layer."""
+
+    model_types: ClassVar[tuple[str, ...]] = ("qwen3_vl",)
+    takes_images: ClassVar[bool] = True
+    auto_class: ClassVar[str] = "AutoModelForImageTextToText"
+
+    @property
+    def text_model(self) -> nn.Module:
+        model = self.model.model.language_model
+        assert isinstance(model, nn.Module)
+        return model
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        return ("pixel_values", "image_grid_thw", "mm_token_type_ids")
+
+    def count_images(self, tensors: Mapping[str, Tensor]) -> int:
+        grid = tensors.get("image_grid_thw")
+        return 0 if grid is None else len(grid)
+
+    def run_prefill(self, inputs: Inputs, cache: Cache) -> tuple[Tensor, int, dict[str, Tensor]]:
+        ids = inputs.tensors["input_ids"]
+        is_image = ids == self.model.config.image_token_id
+        arguments = {key: value for key, value in inputs.tensors.items() if key != "mm_token_type_ids"}
+        if inputs.num_images:
+            self._check_image_rows(inputs, int(is_image.sum()))
+            position_ids, delta = self.model.model.get_rope_index(
+                ids, mm_token_type_ids=is_image.int(), image_grid_thw=inputs.tensors["image_grid_thw"]
+            )
+            rope_delta = int(delta)
+        elif bool(is_image.any()):
+            raise InputError("the prompt holds image placeholders but no image was given")
+        else:
+            position_ids, rope_delta = torch.arange(ids.shape[1], device=ids.device).expand(3, 1, -1), 0
+        output = self.model.model(
+            **arguments, position_ids=position_ids, **{self._cache_keyword: cache}, use_cache=True
+        )
+        return output.last_hidden_state, rope_delta, {}
+
+    def packed_arguments(self, state: TargetState, depths: Tensor) -> dict[str, Tensor]:
+        positions = depths + (state.length + state.rope_delta)
+        return {"position_ids": positions.expand(3, 1, -1)}
+
+    def _check_image_rows(self, inputs: Inputs, num_rows: int) -> None:
+        merge = self.model.config.vision_config.spatial_merge_size
+        expected = int(inputs.tensors["image_grid_thw"].prod(-1).sum()) // merge**2
+        if num_rows != expected:
+            raise InputError(
+                f"the prompt holds {num_rows} image rows but its images make {expected}; encode both together"
+            )
+
+
+class Qwen25VL(Qwen3VL):
+    """Qwen2.5-VL: the same token stream and rope deltas, no DeepStack."""
+
+    model_types: ClassVar[tuple[str, ...]] = ("qwen2_5_vl",)
