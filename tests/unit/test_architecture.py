@@ -23,6 +23,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"targets", "drafters"}),
     frozenset({"runner"}),
     frozenset({"decode"}),
+    frozenset({"decoder"}),
     frozenset({"audit", "train", "bench", "report", "serve", "engines", "testing"}),
     frozenset({"cli"}),
 )

@@ -37,7 +37,7 @@ def encode(
     if not target.takes_images:
         messages = [{**m, "content": _joined_text(m["content"])} for m in messages]
         return target.wrap({"input_ids": target.tokenizer(_render(target, messages), **_TEXT)["input_ids"]})
-    arguments: dict[str, Any] = {"images": [pictures] if _nested_images(target) else pictures} if pictures else {}
+    arguments: dict[str, Any] = {"images": pictures} if pictures else {}
     encoded = target.processor(text=[_render(target, messages)], **arguments, **_TEXT)
     return target.wrap({k: v for k, v in encoded.items() if k in ("input_ids", "attention_mask", *target.input_names)})
 
@@ -106,7 +106,3 @@ def _render(target: Target, messages: list[dict[str, Any]]) -> str:
 def _joined_text(content: str | Sequence[Mapping[str, Any]]) -> str:
     return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
-
-def _nested_images(target: Target) -> bool:
-    """Whether the processor wants images grouped by prompt (mllama)."""
-    return "mllama" in target.model_types

@@ -96,10 +96,13 @@ def load_processor(folder: str, model_type: str) -> Any:
         try:
             return transformers.AutoProcessor.from_pretrained(folder, trust_remote_code=False)
         except ImportError:
-            cls = getattr(transformers, PROCESSOR_MAPPING_NAMES[model_type])
-            names = [name for name in cls.get_attributes() if name != "video_processor"]
-            image_only = type(cls.__name__, (cls,), {"get_attributes": classmethod(lambda _: names)})
-            return image_only.from_pretrained(folder)  # type: ignore[attr-defined]
+            return image_only(getattr(transformers, PROCESSOR_MAPPING_NAMES[model_type])).from_pretrained(folder)
+
+
+def image_only(processor: Any) -> Any:
+    """A processor class without its video part, which needs torchvision even where no video is ever processed."""
+    names = [name for name in processor.get_attributes() if name != "video_processor"]
+    return type(processor.__name__, (processor,), {"get_attributes": classmethod(lambda _: names)})
 
 
 @contextmanager
