@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from oneglance.targets.base import TargetState
+    from oneglance.targets.state import TargetState
 
 BLOCK_SIZE = 16
 DEFAULT_BUDGET = 63

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from oneglance.core import EMPTY_TREE, AcceptRule, CutReason, Drafter, OneglanceWarning, Round, TokenTree
-from oneglance.targets.base import Target, TargetState
+from oneglance.targets.base import Target
+from oneglance.targets.state import TargetState
 
 
 class Keeper(Protocol):

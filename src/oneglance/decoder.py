@@ -26,8 +26,9 @@ from oneglance.core import (
 from oneglance.decode import Guarded, decode
 from oneglance.drafters import prepare
 from oneglance.targets import open_target
-from oneglance.targets.base import Inputs, Target
+from oneglance.targets.base import Target
 from oneglance.targets.chat import Message, encode
+from oneglance.targets.state import Inputs
 from oneglance.text import Piece, TextStream
 from oneglance.tree import policy
 

@@ -19,7 +19,8 @@ from transformers import PreTrainedTokenizerFast
 from oneglance.core import DraftError, TokenTree
 from oneglance.drafters.head import BlockHead, HeadConfig
 from oneglance.targets import family, hf
-from oneglance.targets.base import Target, TargetState
+from oneglance.targets.base import Target
+from oneglance.targets.state import TargetState
 
 FAMILIES = ("qwen3_vl", "qwen2_5_vl", "mllama", "qwen3", "llama")
 VISION_FAMILIES = ("qwen3_vl", "qwen2_5_vl", "mllama")

@@ -13,7 +13,8 @@ from torch import Tensor
 from oneglance.core import DEFAULT_BUDGET, EMPTY_TREE, BlockMarginals, Drafter, DraftError, InputError, TokenTree
 from oneglance.drafters.checkpoint import HeadCheckpoint, check_fit, load_checkpoint
 from oneglance.drafters.head import BlockHead, KeysValues
-from oneglance.targets.base import Target, TargetState
+from oneglance.targets.base import Target
+from oneglance.targets.state import TargetState
 from oneglance.tree import best_first, truncate
 
 GROWTH = 256  # rows by which the draft cache grows

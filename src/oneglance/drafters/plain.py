@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from oneglance.core import EMPTY_TREE, Drafter, TokenTree
-from oneglance.targets.base import TargetState
+from oneglance.targets.state import TargetState
 
 
 class NoDrafter:

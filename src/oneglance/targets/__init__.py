@@ -76,7 +76,7 @@ def open_target(
     import transformers
 
     from oneglance.targets import hf
-    from oneglance.targets.base import check_row_independence
+    from oneglance.targets.probe import check_row_independence
 
     if attention not in ("sdpa", "eager"):
         raise TargetError(f"attention {attention!r} cannot take an ancestor mask; use sdpa or eager")

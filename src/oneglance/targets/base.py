@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -19,61 +17,12 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from oneglance.accept import LogitsProcessor
-from oneglance.core import InputError, OneglanceWarning, TargetError, TokenTree
+from oneglance.core import InputError, TokenTree
 from oneglance.targets import hf
+from oneglance.targets.state import Inputs, TargetState
 from oneglance.tree import pack
 
 FEATURE_POINT = "input_of_next_layer"
-
-
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """An encoded prompt, batch one.
-
-    Attributes:
-        tensors: what the HF model's forward takes, ``input_ids`` (1, T) among them; no padding.
-        num_images: images in the prompt.
-    """
-
-    tensors: dict[str, Tensor]
-    num_images: int = 0
-
-    @property
-    def token_ids(self) -> list[int]:
-        ids: list[int] = self.tensors["input_ids"][0].tolist()
-        return ids
-
-
-@dataclass(slots=True)
-class TargetState:
-    """Where one sequence stands in the target. Owned by the target, read by drafters.
-
-    Attributes:
-        cache: keys and values of the first ``length`` tokens.
-        length: committed tokens in the cache; the root is not among them.
-        rope_delta: added to the token index to get the position of a row after the prompt (M-RoPE), on all axes.
-        token_ids: prompt and kept tokens, root included once there is one.
-        last_row: (V,) logits of the last prompt row.
-        layer_ids: kept layers whose features are collected.
-        fresh: features of committed rows that no drafter has taken yet, (T_i, F) each.
-        extras: what packed passes of this family need besides (for mllama the cross-attention mask row).
-    """
-
-    cache: Cache
-    length: int
-    rope_delta: int
-    token_ids: list[int]
-    last_row: Tensor
-    layer_ids: tuple[int, ...] = ()
-    fresh: list[Tensor] = field(default_factory=list)
-    extras: dict[str, Tensor] = field(default_factory=dict)
-    pending: tuple[int, list[Tensor]] | None = None
-
-    def take_features(self) -> Tensor:
-        """(T, F) features of the rows committed since the last call; the root's own feature does not exist yet."""
-        features = self.fresh[0] if len(self.fresh) == 1 else torch.cat(self.fresh)
-        self.fresh = []
-        return features
 
 
 class Target:
@@ -365,23 +314,6 @@ class Target:
         mask[:, past:].masked_fill_(~visible, torch.finfo(self.dtype).min)
         return mask[None, None].to(self.device)
 
-    # Row independence -------------------------------------------------------------------------------------------
-
-    def row_dependence(self) -> float:
-        """Largest change of a packed row's logits when only its siblings' tokens change; 0.0 for sound targets.
-
-        Dynamic-activation quantisation and anything else that couples rows shows up here.
-        """
-        allowed = [i for i in range(min(self.vocab_size, 64)) if i not in self.banned_ids]
-        prefix, (kept, *others) = allowed[:4], allowed[4:24]
-        half = len(others) // 2
-        rows = []
-        for siblings in (others[:half], others[half : 2 * half]):
-            state = self.prefill(Inputs({"input_ids": torch.tensor([prefix], device=self.device)}))
-            tree = TokenTree((kept, *siblings), (0,) * (half + 1), (1,) * (half + 1))
-            rows.append(self.verify(state, prefix[-1], tree)[:2].float())
-        return float((rows[0] - rows[1]).abs().max())
-
 
 def _joined(features: Sequence[Tensor]) -> Tensor:
     """(T, F) features on the device of the last kept layer, concatenated in listed order."""
@@ -391,24 +323,3 @@ def _joined(features: Sequence[Tensor]) -> Tensor:
 
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def check_row_independence(target: Target, *, warn_above: float = 1e-4, refuse_above: float = 1e-1) -> float:
-    """Run the row-independence probe.
-
-    Returns:
-        The measured dependence (logit units).
-
-    Raises:
-        TargetError: rows depend on their neighbours so much that verification would not be the target's own.
-    """
-    dependence = target.row_dependence()
-    message = (
-        f"a row's logits change by up to {dependence:.2g} when its neighbours change (dynamic-activation quantisation "
-        "does this)"
-    )
-    if not dependence <= refuse_above:
-        raise TargetError(f"{message}; tree verification needs independent rows: load the target unquantised")
-    if dependence > warn_above:
-        warnings.warn(f"{message}; output may differ from plain decoding at near ties", OneglanceWarning, stacklevel=2)
-    return dependence

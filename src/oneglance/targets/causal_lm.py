@@ -7,7 +7,8 @@ from typing import ClassVar
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from oneglance.targets.base import Inputs, Target, TargetState
+from oneglance.targets.base import Target
+from oneglance.targets.state import Inputs, TargetState
 
 
 class CausalLM(Target):

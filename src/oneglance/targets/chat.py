@@ -9,7 +9,8 @@ from PIL import Image
 
 from oneglance.core import InputError
 from oneglance.images import load_image
-from oneglance.targets.base import Inputs, Target
+from oneglance.targets.base import Target
+from oneglance.targets.state import Inputs
 
 Message = Mapping[str, Any]
 ROLES = ("system", "user", "assistant", "tool")
@@ -105,4 +106,3 @@ def _render(target: Target, messages: list[dict[str, Any]]) -> str:
 
 def _joined_text(content: str | Sequence[Mapping[str, Any]]) -> str:
     return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
-

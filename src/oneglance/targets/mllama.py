@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from oneglance.core import HeadError
-from oneglance.targets.base import Inputs, Target, TargetState
+from oneglance.targets.base import Target
+from oneglance.targets.state import Inputs, TargetState
 
 
 class Mllama(Target):

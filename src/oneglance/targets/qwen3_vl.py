@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from oneglance.core import InputError
-from oneglance.targets.base import Inputs, Target, TargetState
+from oneglance.targets.base import Target
+from oneglance.targets.state import Inputs, TargetState
 
 
 class Qwen3VL(Target):

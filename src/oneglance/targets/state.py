@@ -1,0 +1,59 @@
+"""What a target is given and what it keeps: an encoded prompt, and where one sequence stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """An encoded prompt, batch one.
+
+    Attributes:
+        tensors: what the HF model's forward takes, ``input_ids`` (1, T) among them; no padding.
+        num_images: images in the prompt.
+    """
+
+    tensors: dict[str, Tensor]
+    num_images: int = 0
+
+    @property
+    def token_ids(self) -> list[int]:
+        ids: list[int] = self.tensors["input_ids"][0].tolist()
+        return ids
+
+
+@dataclass(slots=True)
+class TargetState:
+    """Where one sequence stands in the target. Owned by the target, read by drafters.
+
+    Attributes:
+        cache: keys and values of the first ``length`` tokens.
+        length: committed tokens in the cache; the root is not among them.
+        rope_delta: added to the token index to get the position of a row after the prompt (M-RoPE), on all axes.
+        token_ids: prompt and kept tokens, root included once there is one.
+        last_row: (V,) logits of the last prompt row.
+        layer_ids: kept layers whose features are collected.
+        fresh: features of committed rows that no drafter has taken yet, (T_i, F) each.
+        extras: what packed passes of this family need besides (for mllama the cross-attention mask row).
+    """
+
+    cache: Cache
+    length: int
+    rope_delta: int
+    token_ids: list[int]
+    last_row: Tensor
+    layer_ids: tuple[int, ...] = ()
+    fresh: list[Tensor] = field(default_factory=list)
+    extras: dict[str, Tensor] = field(default_factory=dict)
+    pending: tuple[int, list[Tensor]] | None = None
+
+    def take_features(self) -> Tensor:
+        """(T, F) features of the rows committed since the last call; the root's own feature does not exist yet."""
+        features = self.fresh[0] if len(self.fresh) == 1 else torch.cat(self.fresh)
+        self.fresh = []
+        return features
