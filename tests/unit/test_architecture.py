@@ -27,6 +27,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"decode"}),
     frozenset({"decoder"}),
     frozenset({"audit", "train", "bench", "report", "serve", "engines", "testing"}),
+    frozenset({"commands"}),
     frozenset({"cli"}),
 )
 LAYER_OF = {room: depth for depth, rooms in enumerate(LAYERS) for room in rooms}
