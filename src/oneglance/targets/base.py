@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -195,6 +196,12 @@ class Target:
     def count_images(self, tensors: Mapping[str, Tensor]) -> int:
         """Images in HF-style inputs."""
         return 0
+
+    def extend(self, inputs: Inputs, token_ids: Sequence[int]) -> Inputs:
+        """The prompt followed by text tokens: what a teacher-forced pass over an answer takes."""
+        ids = inputs.tensors["input_ids"]
+        new = torch.tensor([list(token_ids)], dtype=ids.dtype, device=ids.device)
+        return replace(inputs, tensors={**inputs.tensors, "input_ids": torch.cat([ids, new], dim=1)})
 
     # The verbs --------------------------------------------------------------------------------------------------
 

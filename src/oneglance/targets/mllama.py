@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
@@ -60,6 +61,14 @@ class Mllama(Target):
                 "keep self-attention layers only"
             )
         return [(self.layers[i], "output") for i in layer_ids]
+
+    def extend(self, inputs: Inputs, token_ids: Sequence[int]) -> Inputs:
+        longer = super().extend(inputs, token_ids)
+        mask = longer.tensors.get("cross_attention_mask")
+        if mask is not None:
+            rows = mask[:, -1:].expand(-1, len(token_ids), -1, -1)
+            longer.tensors["cross_attention_mask"] = torch.cat([mask, rows], dim=1)
+        return longer
 
     def run_prefill(self, inputs: Inputs, cache: Cache) -> tuple[Tensor, int, dict[str, Tensor]]:
         output = self.packed_module(**inputs.tensors, **{self._cache_keyword: cache}, use_cache=True)

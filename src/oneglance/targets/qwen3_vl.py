@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -34,6 +34,11 @@ class Qwen3VL(Target):
     def count_images(self, tensors: Mapping[str, Tensor]) -> int:
         grid = tensors.get("image_grid_thw")
         return 0 if grid is None else len(grid)
+
+    def extend(self, inputs: Inputs, token_ids: Sequence[int]) -> Inputs:
+        longer = super().extend(inputs, token_ids)
+        longer.tensors.pop("mm_token_type_ids", None)  # read off the ids at prefill
+        return longer
 
     def run_prefill(self, inputs: Inputs, cache: Cache) -> tuple[Tensor, int, dict[str, Tensor]]:
         ids = inputs.tensors["input_ids"]

@@ -1,0 +1,1 @@
+"""Training: the target's own answers as traces, then a head that predicts them."""

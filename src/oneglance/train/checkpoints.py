@@ -1,0 +1,71 @@
+"""Atomic training checkpoints: head, optimiser and position; the newest complete one is resumed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from oneglance.core import InputError
+from oneglance.drafters.checkpoint import SCHEMA_VERSION, load_checkpoint, save_checkpoint
+from oneglance.drafters.head import BlockHead, HeadConfig
+from oneglance.targets.base import FEATURE_POINT, Target
+from oneglance.train.recipe import HeadRecipe
+
+
+class Checkpoints:
+    """Numbered checkpoint folders; one that is incomplete has another name and is never resumed."""
+
+    def __init__(self, folder: Path, *, keep: int = 3) -> None:
+        self.folder = folder
+        self.keep = keep
+
+    def steps(self) -> list[int]:
+        """Steps with a complete checkpoint, oldest first."""
+        return sorted(int(path.name.removeprefix("step-")) for path in self.folder.glob("step-*[0-9]"))
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"step-{step:07d}"
+
+    def save(self, step: int, head: BlockHead, optimiser: Any, card: dict[str, Any]) -> None:
+        """Write to a scratch folder, then rename."""
+        scratch = self.folder / f"{self.path(step).name}.partial"
+        shutil.rmtree(scratch, ignore_errors=True)
+        save_checkpoint(head, scratch, card)
+        torch.save(optimiser.state_dict(), scratch / "optimiser.pt")
+        (scratch / "state.json").write_text(json.dumps({"step": step}))
+        shutil.rmtree(self.path(step), ignore_errors=True)
+        scratch.rename(self.path(step))
+        for old in self.steps()[: -self.keep]:
+            shutil.rmtree(self.path(old))
+
+    def restore(self, head: BlockHead, optimiser: Any) -> int:
+        """Load the newest checkpoint into head and optimiser; its step, or 0 where there is none."""
+        steps = self.steps()
+        if not steps:
+            return 0
+        path = self.path(steps[-1])
+        stored = load_checkpoint(str(path))
+        if stored.config != head.config:
+            raise InputError(f"{path} holds a head of another geometry than the recipe's; use another output folder")
+        head.load_state_dict(stored.tensors)
+        optimiser.load_state_dict(torch.load(path / "optimiser.pt", weights_only=True))
+        return steps[-1]
+
+
+def head_card(recipe: HeadRecipe, config: HeadConfig, target: Target, *, step: int) -> dict[str, Any]:
+    """``config.json`` of a trained head: z-lab's keys, and our own under ``oneglance``."""
+    from oneglance.train.initial import head_layout
+
+    return {
+        **head_layout(recipe, target),
+        "oneglance": {
+            "schema_version": SCHEMA_VERSION,
+            "feature_point": FEATURE_POINT,
+            **target.fingerprint(),
+            "training": {"recipe": recipe.model_dump(mode="json"), "step": step},
+        },
+    }

@@ -1,0 +1,95 @@
+"""The head that training starts from: geometry, mask id, warm start."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from oneglance.core import InputError
+from oneglance.drafters.checkpoint import load_checkpoint
+from oneglance.drafters.head import BlockHead, HeadConfig, kept_layers
+from oneglance.targets.base import Target
+from oneglance.train.recipe import HeadRecipe
+
+
+def initial_head(recipe: HeadRecipe, target: Target) -> tuple[HeadConfig, BlockHead, list[str]]:
+    """A head for ``target``: warm-started where the recipe says so, else random under its seed.
+
+    Returns:
+        Config, head, and the names of tensors of the warm start that did not fit and were initialised anew.
+    """
+    torch.manual_seed(recipe.seed)
+    raw = head_layout(recipe, target)
+    config = HeadConfig.from_checkpoint(raw)
+    head = BlockHead(config)
+    anew: list[str] = []
+    if recipe.init is not None:
+        given, own = load_checkpoint(recipe.init).tensors, head.state_dict()
+        fitting = {k: v for k, v in given.items() if k in own and own[k].shape == v.shape}
+        anew = sorted(own.keys() - fitting.keys())
+        head.load_state_dict({**own, **{k: v.to(own[k].dtype) for k, v in fitting.items()}})
+    return config, head.to(target.device), anew
+
+
+def head_layout(recipe: HeadRecipe, target: Target) -> dict[str, Any]:
+    """``config.json`` of the head in z-lab's layout."""
+    shape, text = recipe.head, target.text_config
+    start = load_checkpoint(recipe.init).config if recipe.init else None
+    heads = shape.num_attention_heads or (start.num_attention_heads if start else text.num_attention_heads)
+    key_heads = shape.num_key_value_heads or (start.num_key_value_heads if start else text.num_key_value_heads)
+    default_dim = getattr(text, "head_dim", None) or target.hidden_size // text.num_attention_heads
+    return {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "block_size": shape.block_size,
+        "num_target_layers": target.num_layers,
+        "num_hidden_layers": start.num_hidden_layers if start else shape.num_layers,
+        "hidden_size": target.hidden_size,
+        "intermediate_size": shape.intermediate_size or (start.intermediate_size if start else text.intermediate_size),
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_heads,
+        "head_dim": shape.head_dim or (start.head_dim if start else default_dim),
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "rope_theta": start.rope_theta if start else shape.rope_theta,
+        "rope_scaling": None,
+        "max_position_embeddings": target.context_length,
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        "vocab_size": target.vocab_size,
+        "dtype": "bfloat16",
+        "dflash_config": {
+            "mask_token_id": mask_token_id(recipe, target, start),
+            "target_layer_ids": list(_layers(recipe, target, start)),
+        },
+    }
+
+
+def mask_token_id(recipe: HeadRecipe, target: Target, start: HeadConfig | None) -> int:
+    """Explicit, else the warm start's, else a reserved mask token of the tokenizer, else the first embedding row past
+    the tokenizer's ids. The table is never resized.
+
+    Raises:
+        InputError: there is none.
+    """
+    if recipe.head.mask_token_id is not None:
+        return recipe.head.mask_token_id
+    if start is not None:
+        return start.mask_token_id
+    tokenizer = target.tokenizer
+    for token in (tokenizer.mask_token, "<|mask|>"):
+        if token is not None and token in tokenizer.get_vocab():
+            return int(tokenizer.convert_tokens_to_ids(token))
+    if len(tokenizer) < target.embedding.num_embeddings:
+        return len(tokenizer)
+    raise InputError("the target has no spare embedding row for a mask token; set head.mask_token_id in the recipe")
+
+
+def _layers(recipe: HeadRecipe, target: Target, start: HeadConfig | None) -> tuple[int, ...]:
+    if recipe.head.target_layer_ids is not None:
+        return recipe.head.target_layer_ids
+    if start is not None and start.num_target_layers == target.num_layers:
+        return start.target_layer_ids
+    allowed = target.self_attention_layers
+    return tuple(allowed[i] for i in kept_layers(len(allowed), recipe.head.num_kept))

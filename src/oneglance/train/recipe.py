@@ -1,0 +1,175 @@
+"""Recipes for draft heads: everything that decides a training run, in one frozen, checked file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from oneglance.core import BLOCK_SIZE, InputError
+from oneglance.train.blocks import Reveal
+from oneglance.train.objectives import OBJECTIVES, Objective
+
+
+class Section(BaseModel):
+    """Frozen, and a key nobody knows is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class HeadShape(Section):
+    """Geometry of a head trained from scratch; what is None is taken from the target.
+
+    Attributes:
+        num_layers: draft layers (the paper has 5).
+        target_layer_ids: kept layers; None applies DFlash's rule for ``num_kept``.
+        num_kept: kept layers where ``target_layer_ids`` is None.
+    """
+
+    num_layers: int = Field(default=5, gt=0)
+    target_layer_ids: tuple[int, ...] | None = None
+    num_kept: int = Field(default=5, gt=0)
+    intermediate_size: int | None = None
+    num_attention_heads: int | None = None
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    rope_theta: float = 1e6
+    block_size: int = Field(default=BLOCK_SIZE, ge=2)
+    mask_token_id: int | None = None
+
+
+class Data(Section):
+    """Where the traces lie, and how much of each sample is used."""
+
+    train: str
+    heldout: str | None = None
+    max_length: int = Field(default=3072, gt=1)
+    num_anchors: int = Field(default=512, gt=0)
+    cache_features: bool = False
+
+
+class ObjectiveChoice(Section):
+    """A name in ``OBJECTIVES`` and its parameters."""
+
+    name: str = "coverage"
+    params: dict[str, float] = {}
+
+    @model_validator(mode="after")
+    def _known(self) -> ObjectiveChoice:
+        if self.name not in OBJECTIVES:
+            raise ValueError(f"unknown objective {self.name!r}; choose one of {', '.join(OBJECTIVES)}")
+        self.build()
+        return self
+
+    def build(self) -> Objective:
+        return OBJECTIVES[self.name](**self.params)
+
+
+class RevealChoice(Section):
+    """The reveal trick (§4.3)."""
+
+    enabled: bool = True
+    single_share: float = Field(default=0.5, ge=0, le=1)
+
+    def build(self) -> Reveal:
+        return Reveal(self.enabled, self.single_share)
+
+
+class Optimiser(Section):
+    """AdamW with linear warm-up and cosine decay to ``final_share`` of the peak."""
+
+    lr: float = Field(default=6e-4, gt=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.0
+    clip: float = 1.0
+    warmup_share: float = Field(default=0.04, ge=0, lt=1)
+    final_share: float = Field(default=0.0, ge=0, le=1)
+    batch_size: int = Field(default=4, gt=0)
+    accumulate: int = Field(default=1, gt=0)
+    epochs: float | None = Field(default=1.0, gt=0)
+    max_steps: int | None = Field(default=None, gt=0)
+
+    @model_validator(mode="after")
+    def _ends(self) -> Optimiser:
+        if self.epochs is None and self.max_steps is None:
+            raise ValueError("give epochs or max_steps")
+        return self
+
+
+class Schedule(Section):
+    """When to report, save and evaluate, in optimiser steps."""
+
+    log_every: int = Field(default=10, gt=0)
+    save_every: int = Field(default=200, gt=0)
+    evaluate_every: int = Field(default=200, gt=0)
+    tau_prompts: int = Field(default=8, ge=0)
+    tau_budget: int = Field(default=63, gt=0)
+
+
+class HeadRecipe(Section):
+    """A head training run.
+
+    Attributes:
+        ours: values that the paper does not give and that are our choice, by dotted name.
+        init: a DFlash head to warm-start from; tensors that do not fit are initialised anew, and said.
+        precision: of the head's forward and backward; master weights are fp32 always.
+    """
+
+    schema_version: Literal[1] = 1
+    kind: Literal["head"] = "head"
+    name: str
+    target: str = "builtin:reader"
+    target_dtype: str = "float32"
+    seed: int = 0
+    init: str | None = None
+    precision: Literal["no", "bf16", "fp16"] = "no"
+    image_long_side: int | None = Field(default=768, gt=0)
+    head: HeadShape = HeadShape()
+    data: Data
+    objective: ObjectiveChoice = ObjectiveChoice()
+    reveal: RevealChoice = RevealChoice()
+    optimiser: Optimiser = Optimiser()
+    schedule: Schedule = Schedule()
+    ours: tuple[str, ...] = ()
+
+
+def load_recipe(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> HeadRecipe:
+    """Read a recipe and apply ``section.key=value`` overrides.
+
+    Raises:
+        InputError: no such file, bad YAML, an unknown key or a bad value.
+    """
+    try:
+        raw = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InputError(f"cannot read recipe {path}: {str(error).splitlines()[0]}") from error
+    if not isinstance(raw, dict):
+        raise InputError(f"recipe {path} must be a mapping")
+    for override in overrides:
+        _apply(raw, override)
+    try:
+        return HeadRecipe(**raw)
+    except (ValidationError, TypeError) as error:
+        raise InputError(f"recipe {path}: {_first_problem(error)}") from error
+
+
+def _apply(raw: dict[str, Any], override: str) -> None:
+    key, equals, value = override.partition("=")
+    if not equals:
+        raise InputError(f"override {override!r} is not of the form section.key=value")
+    *sections, last = key.split(".")
+    node = raw
+    for section in sections:
+        node = node.setdefault(section, {})
+        if not isinstance(node, dict):
+            raise InputError(f"override {override!r}: {section} is not a section")
+    node[last] = yaml.safe_load(value)
+
+
+def _first_problem(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return str(error)

@@ -1,0 +1,148 @@
+"""Traces: the target's own greedy answers, one JSON line each, with a manifest beside them.
+
+A trace names its image by a source that can be opened again (a path, a URL, or ``synthetic:<task>:<split>:<seed>`` for
+pages of the built-in suite), so that features are recomputed on the fly and images are never copied.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from oneglance.core import InputError
+from oneglance.images import load_image
+from oneglance.targets.base import Target
+from oneglance.targets.chat import encode
+from oneglance.targets.state import Inputs
+
+SCHEMA_VERSION = 1
+ROWS, MANIFEST = "traces.jsonl", "manifest.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One prompt and the target's own answer to it.
+
+    Attributes:
+        id: unique within its folder.
+        task: family, for reports.
+        prompt: user text.
+        images: image sources.
+        answer_ids: the target's greedy tokens, the end-of-sequence token included where it came.
+        image_sha256: of each image after normalisation, for leakage checks.
+        system: system prompt.
+    """
+
+    id: str
+    task: str
+    prompt: str
+    images: tuple[str, ...]
+    answer_ids: tuple[int, ...]
+    image_sha256: tuple[str, ...] = ()
+    system: str | None = None
+
+    def encode(self, target: Target, *, long_side: int | None = None) -> Inputs:
+        """The prompt, as the target sees it."""
+        pictures = [shrink(open_source(source), long_side) for source in self.images]
+        return encode(target, self.prompt, images=pictures, system=self.system)
+
+
+@dataclass(frozen=True, slots=True)
+class Traces:
+    """A folder of traces."""
+
+    rows: list[Trace]
+    manifest: dict[str, Any] = field(default_factory=dict)
+
+
+def open_source(source: str) -> Image.Image:
+    """The image behind a trace's source.
+
+    Raises:
+        ImageError: it cannot be read.
+    """
+    if not source.startswith("synthetic:"):
+        return load_image(source)
+    from oneglance.tasks import synthetic
+
+    _, task, split, seed = source.split(":")
+    if split not in ("train", "eval"):
+        raise InputError(f"{source}: the split must be train or eval")
+    return synthetic.draw(task, int(seed), split="train" if split == "train" else "eval").image
+
+
+def shrink(image: Image.Image, long_side: int | None) -> Image.Image:
+    """The image with its long side at most ``long_side`` pixels."""
+    if long_side is None or max(image.size) <= long_side:
+        return image
+    scale = long_side / max(image.size)
+    return image.resize(
+        (max(1, round(image.width * scale)), max(1, round(image.height * scale))), Image.Resampling.BICUBIC
+    )
+
+
+def append_traces(folder: Path, rows: Iterable[Trace]) -> Iterator[Trace]:
+    """Append traces a line at a time, flushed, so that a killed run loses at most the line in progress."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ROWS).open("a", encoding="utf-8") as file:
+        for row in rows:
+            file.write(json.dumps(asdict(row)) + "\n")
+            file.flush()
+            yield row
+
+
+def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    """Replace the manifest atomically."""
+    folder.mkdir(parents=True, exist_ok=True)
+    scratch = folder / f"{MANIFEST}.partial"
+    scratch.write_text(json.dumps({"schema_version": SCHEMA_VERSION, **manifest}, indent=2) + "\n")
+    scratch.replace(folder / MANIFEST)
+
+
+def read_traces(folder: str | Path) -> Traces:
+    """Read a folder of traces; a torn last line (a killed run) is dropped.
+
+    Raises:
+        InputError: there are none, or a line is damaged.
+    """
+    path = Path(folder) / ROWS
+    if not path.is_file():
+        raise InputError(f"no traces at {folder}: run 'oneglance collect --out {folder}' first")
+    lines = path.read_text(encoding="utf-8").split("\n")
+    rows = [_parse(line, path, number) for number, line in enumerate(lines[:-1], start=1)]
+    if not rows:
+        raise InputError(f"{path} holds no traces")
+    manifest = Path(folder) / MANIFEST
+    return Traces(rows, json.loads(manifest.read_text()) if manifest.is_file() else {})
+
+
+def check_disjoint(train: Iterable[Trace], heldout: Iterable[Trace]) -> None:
+    """Refuse a held-out set that shares images (or, without images, prompts) with training.
+
+    Raises:
+        InputError: a leak, with both ids.
+    """
+    seen = {_identity(row): row.id for row in train}
+    for row in heldout:
+        if _identity(row) in seen:
+            raise InputError(
+                f"held-out sample {row.id} is also training sample {seen[_identity(row)]}; keep the two sets disjoint"
+            )
+
+
+def _identity(row: Trace) -> tuple[str, ...]:
+    return row.image_sha256 or (row.system or "", row.prompt)
+
+
+def _parse(line: str, path: Path, number: int) -> Trace:
+    try:
+        raw = json.loads(line)
+        tuples = {key: tuple(raw[key]) for key in ("images", "answer_ids", "image_sha256")}
+        return Trace(**{**raw, **tuples})
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise InputError(f"{path}, line {number} is not a trace: {error}") from error

@@ -1,0 +1,222 @@
+"""Train a draft head on traces (§4.3, appendix D). Only the head learns; the target is frozen.
+
+Sample order, anchors and reveal lengths are functions of (seed, epoch, sample, step), so a run that was killed and
+resumed draws what an unbroken one draws. The loss of a step is the weighted sum over all micro-batches and processes
+divided by the global sum of weights: two processes equal one with twice the accumulation.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from oneglance.drafters.head import BlockHead, HeadConfig
+from oneglance.targets.base import Target
+from oneglance.train.blocks import build_blocks, generator
+from oneglance.train.checkpoints import Checkpoints, head_card
+from oneglance.train.evaluate import Accuracy, heldout_accuracy, heldout_tau
+from oneglance.train.initial import initial_head
+from oneglance.train.recipe import HeadRecipe
+from oneglance.train.step import PackedHead, Sample, StepResult, block_loss, run_target
+from oneglance.train.traces import Trace, check_disjoint, read_traces
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What is reported after a step.
+
+    Attributes:
+        step: optimiser steps so far, of ``num_steps``.
+        loss: weighted mean slot loss of the step.
+        top1: (L,) share of right predictions at each offset in this step's blocks.
+        samples_per_s: since the last report.
+        heldout: accuracy on held-out traces, where this step was evaluated.
+        tau: per task, where evaluated.
+    """
+
+    step: int
+    num_steps: int
+    loss: float
+    top1: list[float]
+    samples_per_s: float
+    heldout: Accuracy | None = None
+    tau: dict[str, float] | None = None
+
+
+class HeadTrainer:
+    """One training run.
+
+    Args:
+        recipe: decides everything.
+        target: the frozen target.
+        out: run folder: ``log.jsonl``, ``checkpoints/``, ``head/``.
+    """
+
+    def __init__(self, recipe: HeadRecipe, target: Target, out: Path) -> None:
+        self.recipe, self.target, self.out = recipe, target, out
+        self.accelerator = Accelerator(mixed_precision=recipe.precision)
+        self.train_rows = _usable(read_traces(recipe.data.train).rows)
+        self.heldout_rows = _usable(read_traces(recipe.data.heldout).rows) if recipe.data.heldout else []
+        check_disjoint(self.train_rows, self.heldout_rows)
+        self.config, head, self.reinitialised = initial_head(recipe, target)
+        self.objective = recipe.objective.build()
+        optimiser = recipe.optimiser
+        packed = PackedHead(head.float())
+        adam = torch.optim.AdamW(
+            packed.parameters(), lr=optimiser.lr, betas=optimiser.betas, weight_decay=optimiser.weight_decay
+        )
+        self.packed, self.adam = self.accelerator.prepare(packed, adam)
+        self.checkpoints = Checkpoints(out / "checkpoints")
+        self._features: dict[str, Sample] = {}
+
+    @property
+    def head(self) -> BlockHead:
+        inner = self.accelerator.unwrap_model(self.packed).head
+        assert isinstance(inner, BlockHead)
+        return inner
+
+    @property
+    def head_config(self) -> HeadConfig:
+        return self.head.config
+
+    @property
+    def num_steps(self) -> int:
+        optimiser = self.recipe.optimiser
+        if optimiser.max_steps is not None:
+            return optimiser.max_steps
+        assert optimiser.epochs is not None
+        per_step: int = optimiser.batch_size * optimiser.accumulate * self.accelerator.num_processes
+        return max(1, math.ceil(optimiser.epochs * len(self.train_rows) / per_step))
+
+    def run(self, *, resume: bool = False) -> Iterator[Progress]:
+        """Train to the end, yielding after each reported step."""
+        start = self.checkpoints.restore(self.head, self.adam) if resume else 0
+        reported, since = time.perf_counter(), 0
+        for step in range(start, self.num_steps):
+            result, loss = self._step(step)
+            since += self.recipe.optimiser.batch_size * self.recipe.optimiser.accumulate
+            done = step + 1
+            last = done == self.num_steps
+            evaluated = bool(self.heldout_rows) and (last or done % self.recipe.schedule.evaluate_every == 0)
+            if last or evaluated or done % self.recipe.schedule.log_every == 0:
+                rate = since * self.accelerator.num_processes / (time.perf_counter() - reported)
+                progress = self._report(done, loss, result, rate, evaluated)
+                reported, since = time.perf_counter(), 0
+                yield progress
+            if last or done % self.recipe.schedule.save_every == 0:
+                self._save(done)
+
+    def _step(self, step: int) -> tuple[StepResult, float]:
+        optimiser = self.recipe.optimiser
+        total: StepResult | None = None
+        for micro in range(optimiser.accumulate):
+            index = (step * optimiser.accumulate + micro) * self.accelerator.num_processes
+            rows = self._rows(index + self.accelerator.process_index)
+            last = micro == optimiser.accumulate - 1
+            with nullcontext() if last else self.accelerator.no_sync(self.packed):
+                result = self._forward(rows, step)
+                self.accelerator.backward(result.loss)
+            total = result if total is None else _added(total, result)
+        assert total is not None
+        sums = torch.stack([total.loss.detach().double(), total.weight.detach().double()])
+        loss, weight = self.accelerator.reduce(sums, "sum").tolist()
+        scale = self.accelerator.num_processes / weight  # distributed wrappers average gradients over processes
+        for parameter in self.packed.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(scale)
+        self.accelerator.clip_grad_norm_(self.packed.parameters(), optimiser.clip)
+        for group in self.adam.param_groups:
+            group["lr"] = learning_rate(
+                optimiser.lr, step, self.num_steps, optimiser.warmup_share, optimiser.final_share
+            )
+        self.adam.step()
+        self.adam.zero_grad()
+        return total, loss / weight
+
+    def _forward(self, rows: Sequence[Trace], step: int) -> StepResult:
+        samples = [self._sample(row) for row in rows]
+        blocks = build_blocks(
+            [(s.token_ids, s.prompt_length) for s in samples],
+            num_anchors=self.recipe.data.num_anchors,
+            block_size=self.config.block_size,
+            mask_token_id=self.config.mask_token_id,
+            reveal=self.recipe.reveal.build(),
+            rngs=[generator("blocks", self.recipe.seed, row.id, step) for row in rows],
+        )
+        with self.accelerator.autocast():
+            return block_loss(self.packed, self.target, samples, blocks, self.objective)
+
+    def _rows(self, index: int) -> list[Trace]:
+        """The rows of micro-batch ``index`` of the whole run; epochs are reshuffled."""
+        size, count = self.recipe.optimiser.batch_size, len(self.train_rows)
+        rows = []
+        for position in range(index * size, (index + 1) * size):
+            epoch, offset = divmod(position, count)
+            order = generator("epoch", self.recipe.seed, epoch).permutation(count)
+            rows.append(self.train_rows[order[offset]])
+        return rows
+
+    def _sample(self, row: Trace) -> Sample:
+        if row.id in self._features:
+            return self._features[row.id]
+        inputs = row.encode(self.target, long_side=self.recipe.image_long_side)
+        answer = row.answer_ids[: max(2, self.recipe.data.max_length - len(inputs.token_ids))]
+        sample = run_target(self.target, inputs, answer, self.config.target_layer_ids, soft=self.objective.soft)
+        if self.recipe.data.cache_features:
+            self._features[row.id] = sample
+        return sample
+
+    def _report(self, step: int, loss: float, result: StepResult, rate: float, evaluated: bool) -> Progress:
+        accuracy = tau = None
+        if evaluated and self.accelerator.is_main_process:
+            accuracy = heldout_accuracy(self.head, self.target, [self._sample(r) for r in self.heldout_rows])
+            tau = heldout_tau(self.head, self.target, self.heldout_rows, self.recipe)
+        top1 = (result.hits / result.labelled.clamp(min=1)).tolist()
+        progress = Progress(step, self.num_steps, loss, top1, rate, accuracy, tau)
+        if self.accelerator.is_main_process:
+            self._log(progress)
+        return progress
+
+    def _log(self, progress: Progress) -> None:
+        self.out.mkdir(parents=True, exist_ok=True)
+        row: dict[str, Any] = {"step": progress.step, "loss": progress.loss, "top1": progress.top1}
+        row["samples_per_s"] = round(progress.samples_per_s, 2)
+        if progress.heldout is not None:
+            row["heldout_top1"] = progress.heldout.top1
+        if progress.tau is not None:
+            row["heldout_tau"] = progress.tau
+        with (self.out / "log.jsonl").open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def _save(self, step: int) -> None:
+        if self.accelerator.is_main_process:
+            card = head_card(self.recipe, self.config, self.target, step=step)
+            self.checkpoints.save(step, self.head, self.adam, card)
+        self.accelerator.wait_for_everyone()
+
+
+def learning_rate(peak: float, step: int, num_steps: int, warmup_share: float, final_share: float) -> float:
+    """Linear warm-up, then cosine to ``final_share`` of the peak; ``step`` is 0-based."""
+    warmup = round(warmup_share * num_steps)
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    done = (step - warmup) / max(1, num_steps - warmup)
+    return peak * (final_share + (1 - final_share) * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def _added(a: StepResult, b: StepResult) -> StepResult:
+    return StepResult(a.loss.detach() + b.loss.detach(), a.weight + b.weight, a.hits + b.hits, a.labelled + b.labelled)
+
+
+def _usable(rows: list[Trace]) -> list[Trace]:
+    """Samples with at least one anchor: two answer tokens."""
+    return [row for row in rows if len(row.answer_ids) >= 2]
