@@ -256,14 +256,12 @@ def test_every_mode_of_file_becomes_rgb(name: str) -> None:
     assert load_image(encoded(source, kind)).getcolors() == [(12, expected)]
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "WEBP", "AVIF", "JPEG2000"])
-@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+LOSSY = [(kind, mode) for kind in ("JPEG", "WEBP", "AVIF", "JPEG2000") for mode in ("RGB", "L")]
+
+
+@pytest.mark.parametrize(("kind", "mode"), [*LOSSY, ("JPEG", "CMYK"), ("JPEG2000", "CMYK")])
 def test_lossy_files_are_close(kind: str, mode: str) -> None:
-    if mode == "CMYK" and kind in ("AVIF", "WEBP"):
-        pytest.skip("the format has no CMYK")
     source = Image.new("RGB", (16, 16), (40, 90, 160)).convert(mode)
-    if (mode, kind) == ("L", "AVIF"):
-        source = source.convert("RGB").convert("L")
     difference = np.asarray(load_image(encoded(source, kind)), int) - np.asarray(source.convert("RGB"), int)
     assert np.abs(difference).max() <= 6
 
