@@ -1,0 +1,174 @@
+"""The command line: a table of commands, each imported only when it runs, so that ``oneglance --help`` stays quick.
+
+Exit codes: 0 done, 1 the check failed, 2 bad input (one line on stderr that names the fix), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from typing import Annotated, Any, NamedTuple, TextIO
+
+import typer
+from typer.core import TyperGroup
+
+from oneglance import __version__
+from oneglance.core import InputError, OneglanceWarning
+
+INTERRUPTED = 128 + 2  # as a shell reports SIGINT
+BROKEN_PIPE = 128 + 13  # as a shell reports SIGPIPE
+QUIET = {
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_HUB_VERBOSITY": "error",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+}
+
+
+class Row(NamedTuple):
+    """A command: where its function is, the panel of the help that it stands in, and its line there."""
+
+    place: str  # "module:function"
+    panel: str
+    help: str
+
+
+DECODE = "Decode"
+COMMANDS: dict[str, Row] = {
+    "demo": Row("oneglance.commands.demo:demo", DECODE, "Decode a page plainly and with the draft head, side by side."),
+    "generate": Row("oneglance.commands.generate:generate", DECODE, "Answer a prompt about images, as it is decoded."),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit code. The entry point of ``oneglance``."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    with _notes():
+        try:
+            typer.main.get_command(_application())(args=argv, prog_name="oneglance")
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else 1
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_output()
+        return BROKEN_PIPE
+    return code
+
+
+def say(kind: str, message: object) -> None:
+    """One line on stderr: ``error: …`` or ``note: …``, whatever the message holds."""
+    text = "".join(c if c.isprintable() else " " for c in str(message))
+    with contextlib.suppress(OSError):
+        print(f"{kind}: {' '.join(text.split())}", file=sys.stderr, flush=True)
+
+
+class LazyGroup(TyperGroup):
+    """Lists commands from the table; imports the one that is chosen."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, stub, rest = super().resolve_command(ctx, args)
+        return name, (_command(name) if name in COMMANDS else stub), rest
+
+
+def _application() -> typer.Typer:
+    app = typer.Typer(
+        cls=LazyGroup,
+        help="Fast lossless decoding of vision-language models with a draft head.",
+        epilog="oneglance COMMAND --help shows a command's options.",
+        no_args_is_help=True,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    for name, row in COMMANDS.items():
+        app.command(name, help=row.help, rich_help_panel=row.panel)(_stub)
+    return app
+
+
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
+) -> None:
+    if version:
+        print(f"oneglance {__version__}")
+        raise typer.Exit
+
+
+def _stub() -> None:
+    """Stands in the table's help for a command that is not imported yet."""
+
+
+def _command(name: str) -> Any:
+    """The real command, as typer builds it from its function."""
+    module, function = COMMANDS[name].place.split(":")
+    run = getattr(import_module(module), function)
+    paragraphs = (inspect.getdoc(run) or "").split("\n\n")
+    app = typer.Typer(add_completion=False)
+    app.command(
+        name,
+        help="\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs),
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )(_guarded(run))
+    return typer.main.get_command(app)
+
+
+def _guarded(function: Callable[..., None]) -> Callable[..., None]:
+    """``function``, whose failures become exit codes."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            function(*args, **kwargs)
+        except InputError as error:
+            say("error", error)
+            raise typer.Exit(2) from error
+        except KeyboardInterrupt as interrupt:
+            raise typer.Exit(INTERRUPTED) from interrupt
+        except BrokenPipeError as closed:
+            _drop_output()
+            raise typer.Exit(BROKEN_PIPE) from closed
+
+    return run
+
+
+def _drop_output() -> None:
+    """Whoever read our output has gone: nothing more goes there, not even at exit."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextlib.contextmanager
+def _notes() -> Iterator[None]:
+    """Our own warnings as one ``note:`` line each, once; others' only where Python was asked for them (``-W``)."""
+    said: set[str] = set()
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if not issubclass(category, OneglanceWarning):
+            print(warnings.formatwarning(message, category, filename, lineno, line), file=sys.stderr, end="")
+        elif str(message) not in said:
+            said.add(str(message))
+            say("note", message)
+
+    with warnings.catch_warnings():
+        if not sys.warnoptions:
+            warnings.simplefilter("ignore")
+        warnings.simplefilter("always", OneglanceWarning)
+        warnings.showwarning = show
+        yield
+
+
+if __name__ == "__main__":
+    sys.exit(main())

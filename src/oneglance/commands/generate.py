@@ -1,0 +1,93 @@
+"""``oneglance generate``: answer a prompt, streamed."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from oneglance.commands import options, terminal
+from oneglance.commands.opening import open_decoder, read_images, sampling
+from oneglance.core import InputError
+
+if TYPE_CHECKING:
+    from oneglance.decoder import Stream
+
+Prompt = Annotated[str, typer.Argument(metavar="PROMPT", help="What to ask; - reads it from stdin.")]
+
+
+def generate(
+    prompt: Prompt = "",
+    image: options.Images = None,
+    target: options.Target = options.BUILTIN,
+    head: options.Head = None,
+    drafter: options.Drafter = "block",
+    tree: options.Tree = "best_first",
+    budget: options.Budget = options.BUDGET,
+    branch_k: options.BranchK = None,
+    max_new_tokens: options.MaxNewTokens = options.MAX_NEW_TOKENS,
+    stop: options.Stop = None,
+    system: options.System = None,
+    dtype: options.Dtype = "auto",
+    device: options.Device = None,
+    device_map: options.DeviceMap = None,
+    attention: options.Attention = "sdpa",
+    threads: options.Threads = None,
+    json: options.Json = False,
+) -> None:
+    """Answer a prompt about images, as it is decoded.
+
+    On a terminal the run of tokens that each round accepted has one colour, and the bonus token that the target added
+    is underlined. Figures follow on stderr. Ctrl-C ends the answer and keeps what was decoded.
+    """
+    if prompt == "-":
+        prompt = _read_stdin()
+    params = sampling(max_new_tokens, stop)
+    pictures = read_images(image)
+    if not prompt and not pictures:
+        raise InputError("the prompt is empty; give a text, --image, or both")
+    decoder = open_decoder(
+        target,
+        head,
+        drafter=drafter,
+        tree=tree,
+        budget=budget,
+        branch_k=branch_k,
+        dtype=dtype,
+        device=device,
+        device_map=device_map,
+        attention=attention,
+        threads=threads,
+    )
+    stream = decoder.stream(
+        prompt, images=pictures, system=system, max_new_tokens=params.max_new_tokens, stop=params.stop
+    )
+    is_whole = _consume(stream, None if json else terminal.StreamPrinter(sys.stdout))
+    if json:
+        terminal.write_json(stream.generation.as_dict())
+    else:
+        print(terminal.visible(terminal.summary(stream.generation)), file=sys.stderr)
+    if not is_whole:
+        raise KeyboardInterrupt
+
+
+def _consume(stream: Stream, printer: terminal.StreamPrinter | None) -> bool:
+    """Decode to the end, or to Ctrl-C; whether it was the end."""
+    is_whole = True
+    try:
+        for step in stream:
+            if printer:
+                printer.write(step)
+    except KeyboardInterrupt:
+        is_whole = False
+    if printer:
+        printer.finish(stream.generation.text)
+    return is_whole
+
+
+def _read_stdin() -> str:
+    try:
+        return sys.stdin.buffer.read().decode("utf-8").rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise InputError("the prompt on stdin is not UTF-8 text; pass an image with --image") from error

@@ -1,0 +1,94 @@
+"""From options to a decoder. What can be wrong is checked before a large target is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from oneglance.core import InputError, SamplingParams
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from oneglance.decoder import Decoder
+
+
+def check_tree(budget: int, branch_k: int | None) -> None:
+    """Refuse what no tree can have.
+
+    Raises:
+        InputError: a number below 1.
+    """
+    if budget < 1:
+        raise InputError(f"--budget must be at least 1, got {budget}; for plain decoding use --drafter none")
+    if branch_k is not None and branch_k < 1:
+        raise InputError(f"--branch-k must be at least 1, got {branch_k}")
+
+
+def sampling(max_new_tokens: int, stop: Sequence[str] | None = None) -> SamplingParams:
+    """Cap and stop strings.
+
+    Raises:
+        InputError: a negative cap or an empty stop string.
+    """
+    if max_new_tokens < 0:
+        raise InputError(f"--max-new-tokens must be at least 0, got {max_new_tokens}")
+    return SamplingParams(max_new_tokens=max_new_tokens, stop=tuple(stop or ()))
+
+
+def read_images(sources: Sequence[str] | None) -> list[Image.Image]:
+    """The images that were named.
+
+    Raises:
+        ImageError: one cannot be read.
+    """
+    from oneglance.images import load_image
+
+    return [load_image(source) for source in sources or ()]
+
+
+def set_threads(threads: int | None) -> None:
+    """Limit torch's CPU threads."""
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+def open_decoder(
+    target: str,
+    head: str | None,
+    *,
+    drafter: str = "block",
+    tree: str = "best_first",
+    budget: int,
+    branch_k: int | None = None,
+    dtype: str,
+    device: str | None = None,
+    device_map: str | None = None,
+    attention: str = "sdpa",
+    threads: int | None = None,
+) -> Decoder:
+    """A decoder for the shared options, which have the same names.
+
+    Raises:
+        InputError: something does not exist, does not fit, or is not supported.
+    """
+    check_tree(budget, branch_k)
+    if drafter == "block" and head is None and not target.startswith("builtin:"):
+        raise InputError(f"target {target!r} needs a draft head: give --head, or --drafter none for plain decoding")
+    set_threads(threads)
+    from oneglance.decoder import load
+
+    return load(
+        target,
+        head,
+        drafter=drafter,
+        tree=tree,
+        budget=budget,
+        branch_k=branch_k,
+        dtype=dtype,
+        device=device,
+        device_map=device_map,
+        attention=attention,
+    )

@@ -1,0 +1,69 @@
+"""The options that commands share: one name, one meaning, one help text each. Defaults that differ say why there."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from oneglance.core import DEFAULT_BUDGET
+
+BUILTIN = "builtin:reader"
+BUDGET = DEFAULT_BUDGET
+MAX_NEW_TOKENS = 256
+MODEL, DECODING, MACHINE, OUTPUT = "Model", "Decoding", "Machine", "Output"
+
+Target = Annotated[
+    str, typer.Option(metavar="NAME", rich_help_panel=MODEL, help="builtin:reader, a folder, or a hub id.")
+]
+Head = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        rich_help_panel=MODEL,
+        help="Draft head: a folder or a hub id; the built-in target brings its own.",
+    ),
+]
+Drafter = Annotated[str, typer.Option(metavar="NAME", rich_help_panel=MODEL, help="block, or none for plain decoding.")]
+Tree = Annotated[str, typer.Option(metavar="NAME", rich_help_panel=DECODING, help="best_first, chain or fixed.")]
+Budget = Annotated[
+    int, typer.Option(metavar="N", rich_help_panel=DECODING, help="Nodes of the candidate tree, root excluded.")
+]
+BranchK = Annotated[
+    int | None,
+    typer.Option(
+        metavar="K", rich_help_panel=DECODING, help="Ranks looked at per offset; default all that matter (exact)."
+    ),
+]
+MaxNewTokens = Annotated[
+    int, typer.Option(metavar="N", rich_help_panel=DECODING, help="Cap on new tokens, at least 0.")
+]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(metavar="TEXT", rich_help_panel=DECODING, help="End before this text. Repeat for several."),
+]
+System = Annotated[str | None, typer.Option(metavar="TEXT", rich_help_panel=DECODING, help="System prompt.")]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        rich_help_panel=MACHINE,
+        help="auto (as stored), float32, bfloat16, float16 or float64; float32 is exact.",
+    ),
+]
+Device = Annotated[
+    str | None, typer.Option(metavar="NAME", rich_help_panel=MACHINE, help="cpu, cuda, mps, …; default cpu.")
+]
+DeviceMap = Annotated[
+    str | None,
+    typer.Option(metavar="MAP", rich_help_panel=MACHINE, help="Spread the target over devices: auto (accelerate)."),
+]
+Attention = Annotated[str, typer.Option(metavar="NAME", rich_help_panel=MACHINE, help="sdpa or eager.")]
+Threads = Annotated[
+    int | None, typer.Option(metavar="N", min=1, rich_help_panel=MACHINE, help="CPU threads; default as torch decides.")
+]
+Images = Annotated[
+    list[str] | None,
+    typer.Option("--image", metavar="PATH", help="A page or photo: a path, URL or data URI. Repeat for several."),
+]
+Json = Annotated[bool, typer.Option("--json", rich_help_panel=OUTPUT, help="One JSON object on stdout, nothing else.")]

@@ -1,0 +1,118 @@
+"""What commands write: JSON, streamed text, one-line summaries. Nothing that a model wrote reaches a terminal raw."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from typing import TYPE_CHECKING, Any, TextIO
+
+import typer
+
+if TYPE_CHECKING:
+    from oneglance.core import Generation
+    from oneglance.decoder import Step
+
+# C0 but tab and newline, DEL, C1, and the marks that reorder a line: as escape sequences they could rewrite the screen
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+UNSAFE_IN_JSON = re.compile("[\x7f-\x9f\ud800-\udfff]")
+ROUND_COLOURS = ("cyan", "yellow")
+
+
+def visible(text: str) -> str:
+    """``text`` with control characters shown instead of obeyed: ESC as ␛, others by their code."""
+
+    def show(match: re.Match[str]) -> str:
+        code = ord(match[0])
+        return chr(0x2400 + code) if code < 0x20 else "␡" if code == 0x7F else f"<U+{code:04X}>"
+
+    return CONTROL.sub(show, text)
+
+
+def write_json(value: object) -> None:
+    """One object on stdout, in plain text that any terminal survives."""
+    text = json.dumps(value, ensure_ascii=False, indent=2)
+    sys.stdout.write(UNSAFE_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
+
+
+def is_coloured(out: TextIO) -> bool:
+    """Whether ``out`` is a terminal that wants styles."""
+    return out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def split_bonus(step: Step) -> tuple[str, str]:
+    """The text of a step's accepted run and of its bonus token, which is empty where there was nothing to accept."""
+    texts = [piece.text for piece in step.pieces]
+    if round_colour(step) is None or step.round is None or len(texts) < len(step.round.verdict.token_ids):
+        return "".join(texts), ""  # plain, or the bonus was cut off
+    return "".join(texts[:-1]), texts[-1]
+
+
+def round_colour(step: Step) -> str | None:
+    """The colour of a round that had a tree, alternating; None for prefill and plain rounds."""
+    if step.round is None or not len(step.round.tree):
+        return None
+    return ROUND_COLOURS[step.round.index % len(ROUND_COLOURS)]
+
+
+class StreamPrinter:
+    """Writes steps as they come.
+
+    On a terminal, the run that each round accepted has one of two alternating colours and the bonus token is bold and
+    underlined. Anywhere else the text comes out as it is, byte for byte.
+
+    Attributes:
+        num_written: characters of the answer so far.
+    """
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._is_terminal = out.isatty()
+        self._is_coloured = is_coloured(out)
+        self.num_written = 0
+
+    def write(self, step: Step) -> None:
+        accepted, bonus = split_bonus(step)
+        colour = round_colour(step)
+        style = {"fg": colour} if colour else {}
+        self._write(accepted, style)
+        self._write(bonus, {**style, "bold": True, "underline": True})
+        self._out.flush()
+
+    def finish(self, text: str) -> None:
+        """Write what no step has brought: the rest of an interrupted answer, and a last newline on a terminal."""
+        rest = text[self.num_written :]
+        self._write(rest, {})
+        if self._is_terminal or not text.endswith("\n"):
+            self._out.write("\n")
+        self._out.flush()
+
+    def _write(self, text: str, style: dict[str, Any]) -> None:
+        self.num_written += len(text)
+        if not text:
+            return
+        shown = visible(text) if self._is_terminal else text
+        self._out.write(typer.style(shown, **style) if self._is_coloured and style else shown)
+
+
+ENDINGS = {"stop": "complete", "length": "cut at the length limit", "cancelled": "interrupted"}
+
+
+def summary(generation: Generation) -> str:
+    """The last line of ``oneglance generate``."""
+    parts = [
+        f"{generation.num_tokens} tokens, {ENDINGS[generation.finish_reason]}",
+        f"{len(generation.rounds)} rounds",
+        f"τ {_figure(generation.tau)}",
+        f"{generation.draft_passes} draft passes",
+        f"{_figure(generation.decode_ms_per_token)} ms/token",
+        f"prefill {generation.prefill_ms:.0f} ms",
+    ]
+    if generation.fell_back:
+        parts.append(f"drafting ended early: {generation.fell_back}")
+    return " · ".join(parts)
+
+
+def _figure(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
