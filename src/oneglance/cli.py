@@ -71,7 +71,12 @@ def say(kind: str, message: object) -> None:
 
 
 class LazyGroup(TyperGroup):
-    """Lists commands from the table; imports the one that is chosen."""
+    """Lists commands from the table, panel by panel in plain text; imports the one that is chosen."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        for panel in dict.fromkeys(row.panel for row in COMMANDS.values()):
+            with formatter.section(panel):
+                formatter.write_dl([(name, row.help) for name, row in COMMANDS.items() if row.panel == panel])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, stub, rest = super().resolve_command(ctx, args)
@@ -84,20 +89,25 @@ def _application() -> typer.Typer:
         help="Fast lossless decoding of vision-language models with a draft head.",
         epilog="oneglance COMMAND --help shows a command's options.",
         no_args_is_help=True,
+        rich_markup_mode=None,  # importing rich would double the time of --help
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
     for name, row in COMMANDS.items():
-        app.command(name, help=row.help, rich_help_panel=row.panel)(_stub)
+        app.command(name, help=row.help)(_stub)
     return app
 
 
-def _root(
-    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
-) -> None:
-    if version:
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
         print(f"oneglance {__version__}")
         raise typer.Exit
+
+
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Show the version.", callback=_show_version)] = False,
+) -> None:
+    """Options of ``oneglance`` itself."""
 
 
 def _stub() -> None:
@@ -109,7 +119,7 @@ def _command(name: str) -> Any:
     module, function = COMMANDS[name].place.split(":")
     run = getattr(import_module(module), function)
     paragraphs = (inspect.getdoc(run) or "").split("\n\n")
-    app = typer.Typer(add_completion=False)
+    app = typer.Typer(add_completion=False, rich_markup_mode="rich")
     app.command(
         name,
         help="\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs),
