@@ -39,10 +39,11 @@ class Row(NamedTuple):
     help: str
 
 
-DECODE = "Decode"
+DECODE, CHECK = "Decode", "Check"
 COMMANDS: dict[str, Row] = {
     "demo": Row("oneglance.commands.demo:demo", DECODE, "Decode a page plainly and with the draft head, side by side."),
     "generate": Row("oneglance.commands.generate:generate", DECODE, "Answer a prompt about images, as it is decoded."),
+    "inspect": Row("oneglance.commands.inspect:inspect", CHECK, "Show a target or a draft head, and whether two fit."),
 }
 
 

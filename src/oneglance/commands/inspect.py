@@ -1,0 +1,265 @@
+"""``oneglance inspect``: what a target or a draft head is, and whether two fit."""
+
+from __future__ import annotations
+
+import json as json_format
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from oneglance.commands import options, terminal
+from oneglance.core import HeadError, InputError, OneglanceWarning
+
+if TYPE_CHECKING:
+    from oneglance.drafters.checkpoint import HeadCheckpoint
+    from oneglance.targets.base import Target
+
+Kind = Literal["target", "head"]
+Facts = dict[str, Any]
+Names = Annotated[
+    list[str],
+    typer.Argument(metavar="TARGET_OR_HEAD", help="builtin:reader, a folder, or a hub id; one, or one of each."),
+]
+
+
+def inspect(names: Names, json: options.Json = False) -> None:
+    """Show a target or a draft head, and whether two fit.
+
+    Of a target only the config and the processor are read, of a head everything, as before decoding. Exits with 1 if
+    the two cannot work together.
+    """
+    found = choose(names)
+    head = target = fit = None
+    if "head" in found:
+        from oneglance.drafters.checkpoint import load_checkpoint
+
+        head = load_checkpoint(found["head"])
+    if "target" in found:
+        from oneglance.targets.outline import outline_target
+
+        target = outline_target(found["target"])
+    if head and target:
+        fit = compatibility(head, target)
+    report = {
+        "target": target_facts(target) if target else None,
+        "head": head_facts(head) if head else None,
+        "compatibility": fit,
+    }
+    if json:
+        terminal.write_json(report)
+    else:
+        show(Console(highlight=False), report)
+    if fit and not fit["fits"]:
+        raise typer.Exit(1)
+
+
+def choose(names: list[str]) -> dict[Kind, str]:
+    """Which name is the target and which the head.
+
+    Raises:
+        InputError: more than two names, two of a kind, or one that is neither.
+    """
+    if len(names) > 2:
+        raise InputError(f"give one target and one head at most, got {len(names)} names")
+    kinds = [kinds_of(name) for name in names]
+    if len(names) == 1:
+        return dict.fromkeys(kinds[0], names[0])
+    for first, second in ((0, 1), (1, 0)):
+        if "target" in kinds[first] and "head" in kinds[second]:
+            return {"target": names[first], "head": names[second]}
+    raise InputError(f"{names[0]} and {names[1]} are both {kinds[0][0]}s; give one target and one head")
+
+
+def kinds_of(name: str) -> tuple[Kind, ...]:
+    """What a name stands for; a built-in one may be both.
+
+    Raises:
+        InputError: neither.
+    """
+    if name.startswith("builtin:"):
+        return ("target", "head")
+    config = read_config(name)
+    is_head = "dflash_config" in config or "target_layer_ids" in config
+    return ("head",) if is_head or "DFlashDraftModel" in (config.get("architectures") or []) else ("target",)
+
+
+def read_config(name: str) -> Mapping[str, Any]:
+    """``config.json`` of a folder or of a hub id.
+
+    Raises:
+        InputError: there is none, or it is no JSON object.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        path = path / "config.json"
+        if not path.is_file():
+            raise InputError(f"{name} has no config.json; give the folder of a target or of a draft head")
+    elif path.exists():
+        raise InputError(f"{name} is a file; give the folder that holds config.json")
+    elif name.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise InputError(f"there is no {name}; give a folder, a hub id (owner/name) or {options.BUILTIN}")
+    else:
+        path = download_config(name)
+    try:
+        config = json_format.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise InputError(f"{path} is not valid JSON: {error}; download it again") from error
+    if not isinstance(config, dict):
+        raise InputError(f"{path} must hold a JSON object; download it again")
+    return config
+
+
+def download_config(name: str) -> Path:
+    """``config.json`` of a hub id, from the cache where it is there.
+
+    Raises:
+        InputError: it cannot be had.
+    """
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(name, "config.json"))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise InputError(f"{name} is no folder here and cannot be downloaded ({reason}); check the name") from error
+
+
+def target_facts(target: Target) -> Facts:
+    """Geometry of a target and where its parameters are."""
+    config, fingerprint = target.text_config, target.fingerprint()
+    total = sum(parameter.numel() for parameter in target.model.parameters())
+    embedding, lm_head = target.embedding.weight, target.lm_head.weight
+    tables = embedding.numel() + (0 if lm_head is embedding else lm_head.numel())
+    decoder = sum(p.numel() for p in target.text_model.parameters() if p is not embedding and p is not lm_head)
+    return {
+        "name": target.name,
+        "model_type": target.model.config.model_type,
+        "class": type(target.model).__name__,
+        "takes_images": target.takes_images,
+        "parameters": total,
+        "parameters_without_embeddings": total - tables,
+        "decoder_parameters": decoder,
+        "layers": target.num_layers,
+        "self_attention_layers": len(target.self_attention_layers),
+        "hidden_size": target.hidden_size,
+        "attention_heads": config.num_attention_heads,
+        "key_value_heads": getattr(config, "num_key_value_heads", config.num_attention_heads),
+        "vocabulary_rows": target.vocab_size,
+        "context_length": target.context_length,
+        "stored_dtype": str(target.dtype).removeprefix("torch."),
+        "quantisation": fingerprint["quantisation"],
+        "eos_ids": list(target.eos_ids),
+        "never_proposed_ids": list(target.banned_ids),
+        "revision": fingerprint["target_revision"],
+        "config_sha256": fingerprint["target_config_sha256"],
+        "chat_template_sha256": fingerprint["chat_template_sha256"],
+    }
+
+
+def head_facts(head: HeadCheckpoint) -> Facts:
+    """Geometry of a head, what it reads, and how it says it was trained."""
+    from oneglance.drafters.head import num_parameters
+
+    config = head.config
+    windows = {i: config.window(i) for i in range(config.num_hidden_layers)}
+    return {
+        "name": head.name,
+        "parameters": num_parameters(config),
+        "draft_layers": config.num_hidden_layers,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "attention_heads": config.num_attention_heads,
+        "key_value_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "block_size": config.block_size,
+        "offsets": config.num_offsets,
+        "mask_token_id": config.mask_token_id,
+        "kept_layers": list(config.target_layer_ids),
+        "target_layers": config.num_target_layers,
+        "feature_point": head.card.get("feature_point"),
+        "vocabulary_rows": config.vocab_size,
+        "context_length": config.max_position_embeddings,
+        "rope_theta": config.rope_theta,
+        "sliding_windows": {str(layer): window for layer, window in windows.items() if window is not None},
+        "stored_dtype": ", ".join(sorted({str(t.dtype).removeprefix("torch.") for t in head.tensors.values()})),
+        "tensors": len(head.tensors),
+        "card": head.card,
+    }
+
+
+def compatibility(head: HeadCheckpoint, target: Target) -> Facts:
+    """Whether a head can draft for a target, why not, and what will cost acceptance."""
+    from oneglance.drafters.checkpoint import check_fit
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", OneglanceWarning)
+        try:
+            check_fit(head, target)
+        except HeadError as error:
+            return {"fits": False, "reason": str(error), "notes": []}
+    return {"fits": True, "reason": None, "notes": [str(warning.message) for warning in caught]}
+
+
+# Text ---------------------------------------------------------------------------------------------------------------
+
+
+def show(console: Console, report: Mapping[str, Any]) -> None:
+    """The report as text."""
+    for kind in ("target", "head"):
+        facts = report[kind]
+        if facts:
+            facts = {key: value for key, value in facts.items() if value not in (None, {}, [])}
+            card = facts.pop("card", {})
+            console.print(section(kind, facts))
+            if card:
+                console.print(section("what the head says of its training", flat(card)))
+    fit = report["compatibility"]
+    if fit and fit["fits"]:
+        console.print(Text("The head fits this target.", "bold green"))
+        for note in fit["notes"]:
+            console.print(Text(f"But: {terminal.visible(note)}."))
+    elif fit:
+        console.print(Text(f"The head does not fit this target: {terminal.visible(fit['reason'])}.", "bold red"))
+    else:
+        other = "head" if report["target"] else "target"
+        console.print(Text(f"Name a {other} as well to see whether the two fit.", style="dim"))
+
+
+def section(title: str, facts: Facts) -> Table:
+    """Facts as two columns."""
+    grid = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None, pad_edge=False)
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for key, value in facts.items():
+        grid.add_row(Text(terminal.visible(key.replace("_", " "))), Text(terminal.visible(readable(value))))
+    grid.add_row("", "")
+    return grid
+
+
+def readable(value: object) -> str:
+    """A value for people."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}" if value >= 100_000 else str(value)
+    if isinstance(value, list):
+        return ", ".join(map(readable, value))
+    return str(value)
+
+
+def flat(card: Mapping[str, Any], prefix: str = "") -> Facts:
+    """A nested card as one level."""
+    facts: Facts = {}
+    for key, value in card.items():
+        if isinstance(value, Mapping):
+            facts |= flat(value, f"{prefix}{key} · ")
+        elif value is not None:
+            facts[prefix + str(key)] = value
+    return facts
