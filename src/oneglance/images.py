@@ -47,6 +47,12 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM
 MAGIC = re.compile(
     rb"\x89PNG|\xff\xd8\xff|RIFF|GIF8|BM|II[*+]|MM\0[*+]|P[1-7]\s|\xff\x4f\xff\x51|.{4}(?:ftyp|jP )", re.DOTALL
 )
+LOOKALIKES = {
+    (b"%pdf",): "is a PDF; render the page to PNG first",
+    (b"<svg", b"<?xml"): "is SVG or XML; render it to PNG first",
+    (b"<!doctype", b"<html"): "is a web page, not an image; pass the address of the image itself",
+    (b"version https://git-lfs",): "is a git-LFS pointer; run `git lfs pull`",
+}
 BASE64 = re.compile(r"[A-Za-z0-9+/_-]{16,}={0,2}")
 
 
@@ -125,8 +131,7 @@ def _read_string(text: str, label: str, *, allow_private_urls: bool, max_bytes: 
         return _read_data_uri(text, label, max_bytes)
     if scheme and scheme[2]:
         raise ImageError(f"{label}: only http and https URLs are fetched; pass a path instead")
-    path = os.path.expanduser(text)
-    if text and os.path.lexists(path):
+    if text and os.path.lexists(path := os.path.expanduser(text)):
         return _read_file(Path(path), label, max_bytes)
     packed = "".join(text.split())
     if BASE64.fullmatch(packed) and len(packed.rstrip("=")) % 4 != 1:
@@ -138,20 +143,18 @@ def _read_string(text: str, label: str, *, allow_private_urls: bool, max_bytes: 
 
 def _read_file(path: Path, label: str, max_bytes: int) -> bytes:
     try:
-        mode, size = path.stat().st_mode, path.stat().st_size
-        if stat.S_ISDIR(mode):
-            raise ImageError(f"{label} is a folder; pass one image file")
-        if not stat.S_ISREG(mode):
-            raise ImageError(f"{label} is not a regular file; pass an image file")
-        if size > max_bytes:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
+            raise ImageError(f"{label} is {kind}; pass one image file")
+        if status.st_size > max_bytes:
             raise _too_long(label, max_bytes)
         with path.open("rb") as file:
             return file.read(max_bytes + 1)
     except FileNotFoundError:
         raise ImageError(f"{label} does not exist; check the path") from None
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ImageError(f"{label} cannot be read ({reason}); check the path and its permissions") from None
+        raise ImageError(f"{label} cannot be read ({error}); check the path and its permissions") from None
 
 
 def _read_data_uri(text: str, label: str, max_bytes: int) -> bytes:
@@ -242,14 +245,9 @@ def _has_more_frames(image: Image.Image) -> bool:
 
 def _what_is_wrong(data: bytes) -> str:
     start = data[:512].lstrip().lower()
-    if start.startswith(b"%pdf"):
-        return "is a PDF; render the page to PNG first"
-    if start.startswith((b"<svg", b"<?xml")):
-        return "is SVG or XML; render it to PNG first"
-    if start.startswith((b"<!doctype", b"<html")):
-        return "is a web page, not an image; pass the address of the image itself"
-    if start.startswith(b"version https://git-lfs"):
-        return "is a git-LFS pointer; run `git lfs pull`"
+    for opening, complaint in LOOKALIKES.items():
+        if start.startswith(opening):
+            return complaint
     if MAGIC.match(data):
         return "is damaged or in an unsupported variant of its format; save it again as PNG or JPEG"
     return "is not an image in a supported format; save it as PNG or JPEG"
@@ -294,18 +292,24 @@ def _to_rgb(image: Image.Image, label: str) -> Image.Image:
 
 
 class _PinnedConnection(http.client.HTTPConnection):
-    """A connection to an address that was checked, so that a second DNS answer cannot lead elsewhere. Uses no proxy."""
+    """A connection to addresses that were checked, so that a second DNS answer cannot lead elsewhere. Uses no proxy."""
 
-    def __init__(self, url: SplitResult, address: str) -> None:
+    def __init__(self, url: SplitResult, addresses: list[str]) -> None:
         is_tls = url.scheme.lower() == "https"
         super().__init__(url.hostname or "", url.port or (443 if is_tls else 80), timeout=URL_TIMEOUT_S)
-        self._address = address
+        self._addresses = addresses
         self._opened: socket.socket | None = None
         self._context = ssl.create_default_context() if is_tls else None
         self.default_port = 443 if is_tls else 80
 
     def connect(self) -> None:
-        sock = socket.create_connection((self._address, self.port), self.timeout)
+        *others, last = self._addresses
+        for address in others:
+            with contextlib.suppress(OSError):  # perhaps no IPv6 here; the next address may do
+                sock = socket.create_connection((address, self.port), self.timeout)
+                break
+        else:
+            sock = socket.create_connection((last, self.port), self.timeout)
         if self._context:
             sock = self._context.wrap_socket(sock, server_hostname=self.host, do_handshake_on_connect=False)
         self.sock = self._opened = sock  # http.client lets go of its own while an answer is read
@@ -330,8 +334,8 @@ def _is_public(address: str) -> bool:
     return ip.is_global and not ip.is_multicast
 
 
-def _resolve(url: SplitResult, label: str, *, allow_private: bool) -> str:
-    """The address to connect to. Every address of the host must be allowed, not only the first."""
+def _resolve(url: SplitResult, label: str, *, allow_private: bool) -> list[str]:
+    """The addresses to connect to. Every one must be allowed, not only the first."""
     if url.scheme.lower() not in ("http", "https") or not url.hostname:
         raise ImageError(f"{label} leads to {url.geturl()[:80]!r}; only http and https URLs with a host are fetched")
     infos = socket.getaddrinfo(url.hostname, url.port or 80, type=socket.SOCK_STREAM)
@@ -340,16 +344,15 @@ def _resolve(url: SplitResult, label: str, *, allow_private: bool) -> str:
         raise ImageError(
             f"{label} leads to the private address of {url.hostname!r}; pass allow_private_urls=True if that is meant"
         )
-    return addresses[0]
+    return addresses
 
 
 def _fetch(text: str, label: str, *, allow_private_urls: bool, max_bytes: int) -> bytes:
     for _ in range(MAX_REDIRECTS + 1):
         try:
             url = urlsplit(text)
-            address = _resolve(url, label, allow_private=allow_private_urls)
-            connection = _PinnedConnection(url, address)
-            data, redirect = _get(connection, url, label, max_bytes)
+            addresses = _resolve(url, label, allow_private=allow_private_urls)
+            data, redirect = _get(_PinnedConnection(url, addresses), url, label, max_bytes)
         except (OSError, ValueError, http.client.HTTPException) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise ImageError(f"{label} could not be fetched ({reason}); check the URL and the network") from None
@@ -387,7 +390,6 @@ def _get(connection: _PinnedConnection, url: SplitResult, label: str, max_bytes:
     except (OSError, ValueError, http.client.HTTPException):
         if not is_late.is_set():
             raise
-        data = b""
     finally:
         timer.cancel()
         connection.close()

@@ -645,6 +645,11 @@ def test_the_checked_address_is_the_one_connected_to(port: int, monkeypatch: pyt
     assert load_image(f"http://pictures.test:{port}/page.png").size == (10, 6)
 
 
+def test_the_next_address_is_tried(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "_resolve", lambda url, label, allow_private: ["::1", "127.0.0.1"])  # IPv4 only
+    assert load_image(f"http://pictures.test:{port}/page.png").size == (10, 6)
+
+
 @pytest.mark.parametrize(
     ("address", "is_public"),
     [
