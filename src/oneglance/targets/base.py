@@ -122,7 +122,7 @@ class Target:
     def banned_ids(self) -> tuple[int, ...]:
         """Placeholder ids that must never be proposed: their embeddings stand for image rows."""
         config = self.model.config
-        names = ("image_token_id", "video_token_id", "image_token_index", "vision_start_token_id", "audio_token_id")
+        names = ("image_token_id", "video_token_id", "image_token_index", "audio_token_id")
         ids = {getattr(config, name, None) for name in names}
         return tuple(sorted(i for i in ids if isinstance(i, int) and 0 <= i < self.vocab_size))
 
