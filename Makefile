@@ -34,13 +34,9 @@ format: $(STAMP) ## repair lint and format where that is mechanical
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-audit-full: $(STAMP) ## the whole identity audit: 200 prompts × every budget × tree and chain (hours)
-	@set -e; for budget in $(BUDGETS); do \
-	  for tree in best_first chain; do \
-	    echo "== budget $$budget, $$tree"; \
-	    $(BIN)/oneglance audit --prompts $(PROMPTS) --tasks all --dtype float32 --budget $$budget --tree $$tree; \
-	  done; \
-	done
+audit-full: $(STAMP) ## the whole identity audit: 200 prompts × every budget × tree and chain
+	$(BIN)/oneglance audit --prompts $(PROMPTS) --tasks all --dtype float32 \
+	  $(foreach budget,$(BUDGETS),--budget $(budget)) --tree best_first --tree chain
 
 clean: ## remove the environment, builds and caches
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -7,7 +7,7 @@ with the loop it judges. Each divergence is judged again in float64: a *tie* if 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -226,7 +226,7 @@ class AuditReport:
 
 def audit(
     target: Target,
-    arms: dict[str, BindDrafter],
+    arms: Mapping[str, BindDrafter],
     cases: Iterable[Case],
     *,
     max_new_tokens: int = 256,

@@ -41,8 +41,10 @@ class Row(NamedTuple):
 
 DECODE, CHECK = "Decode", "Check"
 COMMANDS: dict[str, Row] = {
+    "audit": Row("oneglance.commands.audit:audit", CHECK, "Compare every output with an independent plain loop."),
     "demo": Row("oneglance.commands.demo:demo", DECODE, "Decode a page plainly and with the draft head, side by side."),
     "generate": Row("oneglance.commands.generate:generate", DECODE, "Answer a prompt about images, as it is decoded."),
+    "doctor": Row("oneglance.commands.doctor:doctor", CHECK, "Check this machine, a target and its draft head."),
     "inspect": Row("oneglance.commands.inspect:inspect", CHECK, "Show a target or a draft head, and whether two fit."),
 }
 

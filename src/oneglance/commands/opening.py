@@ -47,6 +47,17 @@ def read_images(sources: Sequence[str] | None) -> list[Image.Image]:
     return [load_image(source) for source in sources or ()]
 
 
+def head_name(target: str, head: str | None, drafter: str) -> str | None:
+    """The head to load: the one given, or the built-in target's own.
+
+    Raises:
+        InputError: another target without a head.
+    """
+    if drafter == "block" and head is None and not target.startswith("builtin:"):
+        raise InputError(f"target {target!r} needs a draft head: give --head, or --drafter none for plain decoding")
+    return head or target
+
+
 def set_threads(threads: int | None) -> None:
     """Limit torch's CPU threads."""
     if threads is not None:
@@ -75,8 +86,7 @@ def open_decoder(
         InputError: something does not exist, does not fit, or is not supported.
     """
     check_tree(budget, branch_k)
-    if drafter == "block" and head is None and not target.startswith("builtin:"):
-        raise InputError(f"target {target!r} needs a draft head: give --head, or --drafter none for plain decoding")
+    head = head_name(target, head, drafter)
     set_threads(threads)
     from oneglance.decoder import load
 

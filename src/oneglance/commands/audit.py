@@ -1,0 +1,140 @@
+"""``oneglance audit``: our output against an independent plain loop, prompt by prompt."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from oneglance.commands import opening, options, terminal
+from oneglance.core import InputError
+
+if TYPE_CHECKING:
+    from oneglance.audit import AuditReport, Case
+    from oneglance.targets.base import Target
+
+Prompts = Annotated[int, typer.Option(metavar="N", min=1, help="Held-out prompts, spread evenly over the tasks.")]
+Tasks = Annotated[str, typer.Option(metavar="NAMES", help="Tasks of the built-in suite, comma-separated, or all.")]
+Budgets = Annotated[
+    list[int] | None, typer.Option("--budget", metavar="N", help="Tree budget; repeat to audit several. Default 63.")
+]
+Trees = Annotated[
+    list[str] | None,
+    typer.Option("--tree", metavar="NAME", help="Tree policy; repeat for several. Default best_first."),
+]
+CompareHf = Annotated[bool, typer.Option("--hf/--no-hf", help="Also compare with transformers' own generate.")]
+
+
+def audit(
+    prompts: Prompts = 50,
+    tasks: Tasks = "all",
+    budget: Budgets = None,
+    tree: Trees = None,
+    hf: CompareHf = True,
+    target: options.Target = options.BUILTIN,
+    head: options.Head = None,
+    drafter: options.Drafter = "block",
+    branch_k: options.BranchK = None,
+    max_new_tokens: options.MaxNewTokens = options.MAX_NEW_TOKENS,
+    dtype: options.Dtype = "float32",
+    device: options.Device = None,
+    device_map: options.DeviceMap = None,
+    attention: options.Attention = "sdpa",
+    threads: options.Threads = None,
+    json: options.Json = False,
+) -> None:
+    """Compare every output with an independent plain loop, token for token.
+
+    Exits with 1 if a divergence is a bug: if both loops also differ in float64, or the logit gap was too wide for
+    rounding. Only float32 is called exact: in bfloat16 the target does not reproduce itself either.
+    """
+    from oneglance.audit import audit as run
+    from oneglance.drafters import prepare
+    from oneglance.targets import open_target
+    from oneglance.tree import policy
+
+    if max_new_tokens < 1:
+        raise InputError(f"an audit needs at least one new token, got --max-new-tokens {max_new_tokens}")
+    opening.set_threads(threads)
+    for size in budget or []:
+        opening.check_tree(size, branch_k)
+    names = choose_tasks(tasks)
+    policies = {name: policy(name) for name in tree or ["best_first"]}
+    bind = prepare(drafter, opening.head_name(target, head, drafter))
+    opened = open_target(target, dtype=dtype, device=device, device_map=device_map, attention=attention)
+    arms = {
+        f"{name}/{size}": partial(bind, policy=chosen, budget=size, branch_k=branch_k)
+        for name, chosen in policies.items()
+        for size in budget or [options.BUDGET]
+    }
+    reports = run(opened, arms, held_out(opened, names, prompts), max_new_tokens=max_new_tokens, compare_hf=hf)
+    report = _follow(reports, prompts, show=not json)
+    if json:
+        terminal.write_json({**report.as_dict(), "dtype": dtype, "attention": attention, "target": target})
+    else:
+        _show(Console(highlight=False), report)
+    if report.bugs:
+        raise typer.Exit(1)
+
+
+def choose_tasks(names: str) -> list[str]:
+    """Task names of a comma-separated list, or all.
+
+    Raises:
+        InputError: there is no such task.
+    """
+    from oneglance.tasks.synthetic import TASKS
+
+    chosen = list(TASKS) if names == "all" else [name.strip() for name in names.split(",") if name.strip()]
+    unknown = [name for name in chosen if name not in TASKS]
+    if unknown or not chosen:
+        raise InputError(f"unknown task {', '.join(unknown) or names!r}; choose from {', '.join(TASKS)} or all")
+    return chosen
+
+
+def held_out(target: Target, tasks: list[str], count: int) -> Iterator[Case]:
+    """``count`` held-out prompts, a task after the other in turn."""
+    from oneglance.audit import Case
+    from oneglance.targets.chat import encode
+    from oneglance.tasks.synthetic import draw
+
+    for index in range(count):
+        seed, place = divmod(index, len(tasks))
+        example = draw(tasks[place], seed, split="eval")
+        yield Case(example.id, example.task, encode(target, example.prompt, images=[example.image]))
+
+
+def _follow(reports: Iterator[AuditReport], total: int, *, show: bool) -> AuditReport:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not (show and sys.stderr.isatty()), transient=True) as progress:
+        bar = progress.add_task("auditing", total=total)
+        for report in reports:
+            progress.update(bar, advance=1, description=f"{report.overall.identical}/{report.overall.total} identical")
+    return report
+
+
+def _show(console: Console, report: AuditReport) -> None:
+    table = Table("", "identical", title="against the independent plain loop", title_justify="left")
+    rows: dict[str, Any] = {**report.per_task, **report.per_arm, "all": report.overall}
+    for name, tally in rows.items():
+        table.add_row(name, f"{tally.identical}/{tally.total}")
+    if report.hf.total:
+        table.add_row("plain loop = generate()", f"{report.hf.identical}/{report.hf.total}")
+    console.print(table)
+    console.print(
+        f"{report.num_tokens} tokens compared; largest packed-versus-plain logit difference "
+        f"{report.max_logit_perturbation:.2g}, smallest top-2 gap {report.min_gap:.2g}"
+    )
+    for d in report.divergences:
+        console.print(
+            f"{d.verdict}: {d.case} {d.arm}, token {d.position}: expected {d.expected}, got {d.got}, "
+            f"gap {d.gap:.2g}, perturbation {d.perturbation:.2g}"
+        )
+    console.print(f"{report.ties} ties, {report.bugs} bugs")
