@@ -1,0 +1,264 @@
+"""``oneglance doctor``: this machine, a target and its head, and what to do next."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from oneglance.commands import options, terminal
+from oneglance.commands.demo import CHART, PAGE
+from oneglance.commands.opening import open_decoder, read_images, sampling, set_threads
+
+if TYPE_CHECKING:
+    from oneglance.commands.environment import Check
+    from oneglance.commands.pairs import Comparison, Duel
+    from oneglance.decoder import Decoder
+
+LOW_TAU = 1.3  # below it a head drafts next to nothing
+PAIRS, SECONDS, MAX_NEW_TOKENS = 3, 6.0, 64
+PROMPTS = (("Transcribe the document.", PAGE), ("List the chart values.", CHART))
+TEXT_PROMPT = "Write the numbers from one to forty in words, separated by commas."
+MARKS = {"ok": ("ok", "green"), "note": ("note", "yellow"), "fail": ("FAIL", "bold red")}
+CAUSES = (
+    "The head was made for another target, another fine-tune of it or another quantisation: compare its card with "
+    "`oneglance inspect TARGET HEAD`.",
+    "It reads features of other layers, or at another point of a layer, than it was trained on: some code counts "
+    "layers from 1, or takes the state before the DeepStack add.",
+    "Its training prompts looked different: another chat template, thinking mode on or off, another system prompt.",
+    "It was trained on text alone and the prompt is an image: it works zero-shot, but accepts less.",
+    "It was trained on answers that are not this target's own greedy ones: true answers, another model's, or sampled.",
+    "The answers are open or short: where many continuations are right, or one letter is the whole answer, there is "
+    "little to accept.",
+)
+
+
+@dataclass
+class Trial:
+    """One prompt, decoded by both arms."""
+
+    prompt: str
+    duel: Duel
+    comparison: Comparison
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"prompt": self.prompt, **self.comparison.as_dict()}
+
+
+@dataclass
+class Diagnosis:
+    """What the doctor found.
+
+    Attributes:
+        is_well: nothing failed.
+        verdict: one sentence.
+        next: the command to run next.
+        causes: why acceptance may be low, likeliest first; empty where it is not.
+    """
+
+    is_well: bool
+    verdict: str
+    next: str
+    causes: list[str] = field(default_factory=list)
+
+
+def doctor(
+    target: options.Target = options.BUILTIN,
+    head: options.Head = None,
+    dtype: options.Dtype = "auto",
+    device: options.Device = None,
+    threads: options.Threads = None,
+    json: options.Json = False,
+) -> None:
+    """Check this machine, a target and its draft head.
+
+    Versions, devices and number formats, then a few prompts decoded plainly and with the head, and a verdict with the
+    command to run next. Takes half a minute with the built-in target, which runs in float32 unless --dtype says
+    otherwise. Exits with 1 if something is wrong; a head that drafts next to nothing counts, and its likely causes are
+    listed.
+    """
+    set_threads(threads)
+    from oneglance.commands.environment import environment
+
+    console = None if json else Console(highlight=False)
+    checks = environment(device or "cpu")
+    if console:
+        console.print(findings(checks))
+    if target == options.BUILTIN and dtype == "auto":
+        dtype = "float32"
+    decoder = open_decoder(target, head, budget=options.BUDGET, dtype=dtype, device=device)
+    trials = [run_trial(decoder, prompt, image) for prompt, image in prompts_for(decoder)]
+    diagnosis = diagnose(checks, decoder, trials, head=head or target)
+    if console:
+        show(console, decoder, trials, diagnosis)
+    else:
+        terminal.write_json(as_dict(checks, decoder, trials, diagnosis))
+    if not diagnosis.is_well:
+        raise typer.Exit(1)
+
+
+def prompts_for(decoder: Decoder) -> list[tuple[str, str | None]]:
+    """Prompts that the target should have something to say to."""
+    if decoder.target.name == options.BUILTIN:
+        return [(prompt, str(page)) for prompt, page in PROMPTS]
+    pages = [(PROMPTS[0][0], str(PAGE))] if decoder.target.takes_images else []
+    return [*pages, (TEXT_PROMPT, None)]
+
+
+def run_trial(decoder: Decoder, prompt: str, image: str | None) -> Trial:
+    """Decode one prompt in pairs, after a warm-up."""
+    from oneglance.commands.pairs import Duel
+    from oneglance.targets.chat import encode
+
+    inputs = encode(decoder.target, prompt, images=read_images([image] if image else []))
+    duel = Duel(decoder, inputs, sampling(MAX_NEW_TOKENS))
+    duel.pair(0)
+    return Trial(prompt, duel, duel.compare(PAIRS, seconds=SECONDS))
+
+
+def mean_tau(trials: list[Trial]) -> float:
+    """Kept tokens a round, over all rounds; 1 where there was none."""
+    rounds = [done for trial in trials for done in trial.comparison.drafted.rounds]
+    return sum(len(done.token_ids) for done in rounds) / len(rounds) if rounds else 1.0
+
+
+def mean_speedup(trials: list[Trial]) -> float | None:
+    """Mean over the prompts of the median ratio."""
+    medians = [trial.comparison.speedup.median for trial in trials if trial.comparison.speedup]
+    return sum(medians) / len(medians) if medians else None
+
+
+def diagnose(checks: list[Check], decoder: Decoder, trials: list[Trial], *, head: str) -> Diagnosis:
+    """From findings to a verdict and the next command."""
+    target, tau, speedup = decoder.target.name, mean_tau(trials), mean_speedup(trials)
+    names = "" if target == options.BUILTIN else f" --target {target} --head {head}"
+    fallen = [trial.comparison.drafted.fell_back for trial in trials if trial.comparison.drafted.fell_back]
+    failed = [check for check in checks if check.status == "fail"]
+    is_exact = all(trial.comparison.is_identical for trial in trials)
+    is_judged = str(decoder.target.dtype) in ("torch.float32", "torch.float64")
+    if not is_exact and is_judged:
+        return Diagnosis(
+            False,
+            "Output differs from plain decoding in float32: a tie of two logits, or a bug; an audit tells them apart.",
+            f"oneglance audit --prompts 50 --dtype float32{names}",
+        )
+    if fallen:
+        return Diagnosis(False, f"Drafting ends early: {fallen[0]}.", f"oneglance inspect {target} {head}")
+    if tau < LOW_TAU:
+        verdict = f"The head drafts next to nothing here: τ {tau:.2f}, of which 1 is the target's own token."
+        return Diagnosis(False, verdict, f"oneglance inspect {target} {head}", likely_causes(decoder, trials, head))
+    if failed:
+        return Diagnosis(False, f"{failed[0].name}: {failed[0].detail}.", "oneglance doctor")
+    words = "" if is_exact else " Answers differ in this dtype, as two kernels of one model do; float32 judges."
+    if speedup is not None and speedup < 1:
+        verdict = f"It works, but does not pay here: {speedup:.2f} times plain decoding's speed at τ {tau:.2f}.{words}"
+        return Diagnosis(True, verdict, f"oneglance demo --budget 15 --dtype float32{names}")
+    pace = f"{speedup:.1f} times plain decoding's speed, " if speedup else ""
+    verdict = f"It works: {pace}τ {tau:.2f}{', same tokens' if is_exact else ''}.{words}"
+    return Diagnosis(True, verdict, f'oneglance generate --image page.png "{PROMPTS[0][0]}"{names}')
+
+
+def likely_causes(decoder: Decoder, trials: list[Trial], head: str) -> list[str]:
+    """Why a head drafts next to nothing: what can be measured first, then what cannot."""
+    from oneglance.commands.inspect import compatibility
+    from oneglance.drafters.checkpoint import load_checkpoint
+
+    checkpoint = load_checkpoint(head)
+    measured = [f"{note[0].upper()}{note[1:]}." for note in compatibility(checkpoint, decoder.target)["notes"]]
+    for shift in (-1, 1):
+        tau = shifted_tau(decoder, trials[0], head, shift)
+        if tau is not None and tau > max(LOW_TAU, 1.2 * mean_tau(trials)):
+            layers = [i + shift for i in checkpoint.config.target_layer_ids]
+            measured.append(
+                f"Its kept layers are off by one: with {layers} τ is {tau:.2f}; correct its target_layer_ids."
+            )
+    by_kind = {trial.duel.inputs.num_images > 0: mean_tau([trial]) for trial in trials}
+    if by_kind.get(False, 0.0) > LOW_TAU > by_kind.get(True, LOW_TAU):
+        measured.append(
+            f"It drafts for text (τ {by_kind[False]:.2f}) and not for images: it was trained on text alone."
+        )
+    return [*measured, *CAUSES]
+
+
+def shifted_tau(decoder: Decoder, trial: Trial, head: str, shift: int) -> float | None:
+    """τ with all kept layers moved by ``shift``; None where the target has no such layers."""
+    from oneglance.core import HeadError
+    from oneglance.decoder import Decoder
+    from oneglance.drafters.block import BlockDrafter
+    from oneglance.drafters.checkpoint import load_checkpoint
+
+    checkpoint = load_checkpoint(head)
+    layers = tuple(i + shift for i in checkpoint.config.target_layer_ids)
+    config = checkpoint.config.model_copy(update={"target_layer_ids": layers})
+    try:
+        drafter = BlockDrafter.bind(dataclasses.replace(checkpoint, config=config), decoder.target)
+    except HeadError:
+        return None
+    stream = Decoder(decoder.target, drafter).stream_inputs(trial.duel.inputs, trial.duel.params)
+    for _ in stream:
+        pass
+    return stream.generation.tau
+
+
+# Output -------------------------------------------------------------------------------------------------------------
+
+
+def as_dict(checks: list[Check], decoder: Decoder, trials: list[Trial], diagnosis: Diagnosis) -> dict[str, Any]:
+    """The JSON object of ``oneglance doctor --json``."""
+    return {
+        "ok": diagnosis.is_well,
+        "verdict": diagnosis.verdict,
+        "next": diagnosis.next,
+        "causes": diagnosis.causes,
+        "checks": [dataclasses.asdict(check) for check in checks],
+        "target": decoder.target.name,
+        "head": decoder.drafter.name,
+        "dtype": str(decoder.target.dtype).removeprefix("torch."),
+        "tau": mean_tau(trials),
+        "speedup": mean_speedup(trials),
+        "identical": all(trial.comparison.is_identical for trial in trials),
+        "trials": [trial.as_dict() for trial in trials],
+    }
+
+
+def findings(checks: list[Check]) -> Table:
+    """The environment."""
+    grid = Table(show_header=False, box=None, pad_edge=False)
+    for check in checks:
+        grid.add_row(Text(*MARKS[check.status]), Text(check.name, "bold"), Text(check.detail))
+    return grid
+
+
+def show(console: Console, decoder: Decoder, trials: list[Trial], diagnosis: Diagnosis) -> None:
+    """What was decoded, and the verdict."""
+    names = ("tokens", "τ", "plain", "drafted", "speedup", "same")
+    columns = [Column(name, justify="right", no_wrap=True) for name in names]
+    grid = Table("prompt", *columns, box=box.SIMPLE_HEAD)
+    for trial in trials:
+        pair = trial.comparison
+        plain, drafted = (spread.median if spread else float("nan") for spread in map(pair.ms_per_token, (0, 1)))
+        grid.add_row(
+            Text(trial.prompt),
+            str(pair.drafted.num_tokens),
+            f"{mean_tau([trial]):.2f}",
+            f"{plain:.2f}",
+            f"{drafted:.2f}",
+            str(pair.speedup or "–"),
+            "yes" if pair.is_identical else "NO",
+        )
+    console.print(grid)
+    dtype = str(decoder.target.dtype).removeprefix("torch.")
+    setting = f"{decoder.target.name}, {dtype}, {decoder.target.device}; plain and drafted in ms/token"
+    console.print(Text(terminal.visible(setting), style="dim"))
+    console.print(Text(f"\n{terminal.visible(diagnosis.verdict)}", "bold green" if diagnosis.is_well else "bold red"))
+    if diagnosis.causes:
+        console.print("\nLikely causes:")
+        for number, cause in enumerate(diagnosis.causes, start=1):
+            console.print(Text(f"  {number}. {terminal.visible(cause)}"))
+    console.print(Text.assemble("\nNext: ", (terminal.visible(diagnosis.next), "bold")), soft_wrap=True)
