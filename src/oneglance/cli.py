@@ -39,8 +39,9 @@ class Row(NamedTuple):
     help: str
 
 
-DECODE, CHECK = "Decode", "Check"
+DECODE, CHECK, MEASURE = "Decode", "Check", "Measure"
 COMMANDS: dict[str, Row] = {
+    "bench": Row("oneglance.commands.bench:bench", MEASURE, "Time systems against plain decoding on the same prompts."),
     "audit": Row("oneglance.commands.audit:audit", CHECK, "Compare every output with an independent plain loop."),
     "demo": Row("oneglance.commands.demo:demo", DECODE, "Decode a page plainly and with the draft head, side by side."),
     "generate": Row("oneglance.commands.generate:generate", DECODE, "Answer a prompt about images, as it is decoded."),

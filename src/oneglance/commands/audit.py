@@ -102,11 +102,11 @@ def held_out(target: Target, tasks: list[str], count: int) -> Iterator[Case]:
     """``count`` held-out prompts, a task after the other in turn."""
     from oneglance.audit import Case
     from oneglance.targets.chat import encode
-    from oneglance.tasks.synthetic import draw
+    from oneglance.tasks.synthetic import examples
 
     for index in range(count):
-        seed, place = divmod(index, len(tasks))
-        example = draw(tasks[place], seed, split="eval")
+        start, place = divmod(index, len(tasks))
+        (example,) = examples(tasks[place], split="eval", limit=1, start=start)
         yield Case(example.id, example.task, encode(target, example.prompt, images=[example.image]))
 
 

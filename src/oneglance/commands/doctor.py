@@ -137,7 +137,7 @@ def mean_speedup(trials: list[Trial]) -> float | None:
 def diagnose(checks: list[Check], decoder: Decoder, trials: list[Trial], *, head: str) -> Diagnosis:
     """From findings to a verdict and the next command."""
     target, tau, speedup = decoder.target.name, mean_tau(trials), mean_speedup(trials)
-    names = "" if target == options.BUILTIN else f" --target {target} --head {head}"
+    names = ("" if target == options.BUILTIN else f" --target {target}") + ("" if head == target else f" --head {head}")
     fallen = [trial.comparison.drafted.fell_back for trial in trials if trial.comparison.drafted.fell_back]
     failed = [check for check in checks if check.status == "fail"]
     is_exact = all(trial.comparison.is_identical for trial in trials)
@@ -158,7 +158,8 @@ def diagnose(checks: list[Check], decoder: Decoder, trials: list[Trial], *, head
     words = "" if is_exact else " Answers differ in this dtype, as two kernels of one model do; float32 judges."
     if speedup is not None and speedup < 1:
         verdict = f"It works, but does not pay here: {speedup:.2f} times plain decoding's speed at τ {tau:.2f}.{words}"
-        return Diagnosis(True, verdict, f"oneglance demo --budget 15 --dtype float32{names}")
+        causes = likely_causes(decoder, trials, head)
+        return Diagnosis(True, verdict, f"oneglance demo --budget 15 --dtype float32{names}", causes)
     pace = f"{speedup:.1f} times plain decoding's speed, " if speedup else ""
     verdict = f"It works: {pace}τ {tau:.2f}{', same tokens' if is_exact else ''}.{words}"
     return Diagnosis(True, verdict, f'oneglance generate --image page.png "{PROMPTS[0][0]}"{names}')
@@ -258,7 +259,8 @@ def show(console: Console, decoder: Decoder, trials: list[Trial], diagnosis: Dia
     console.print(Text(terminal.visible(setting), style="dim"))
     console.print(Text(f"\n{terminal.visible(diagnosis.verdict)}", "bold green" if diagnosis.is_well else "bold red"))
     if diagnosis.causes:
-        console.print("\nLikely causes:")
+        causes = Table("", "", show_header=False, box=None, pad_edge=False)
         for number, cause in enumerate(diagnosis.causes, start=1):
-            console.print(Text(f"  {number}. {terminal.visible(cause)}"))
+            causes.add_row(f"{number}.", Text(terminal.visible(cause)))
+        console.print("\nLikely causes:", causes, sep="\n")
     console.print(Text.assemble("\nNext: ", (terminal.visible(diagnosis.next), "bold")), soft_wrap=True)

@@ -1,0 +1,62 @@
+"""The manifest of a result: what ran, on what, with which versions. A ratio never crosses two manifests."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SCHEMA_VERSION = 1
+PACKAGES = ("oneglance", "torch", "transformers", "tokenizers", "numpy", "scipy", "pillow")
+
+
+def manifest(**settings: Any) -> dict[str, Any]:
+    """Command, code, versions and machine, with the settings of the run."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "command": " ".join(["oneglance", *sys.argv[1:]]),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "git_sha": _git_sha(),
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        "cpu": _cpu_name(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "threads": torch.get_num_threads(),
+        **settings,
+    }
+
+
+def _git_sha() -> str | None:
+    """The commit of the source tree, marked where files differ from it; None for an installed package."""
+    folder = Path(__file__).parent
+    try:
+        sha = _git(folder, "rev-parse", "--short=12", "HEAD")
+        return sha + ("-dirty" if _git(folder, "status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True, timeout=10)
+    return done.stdout.strip()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_name() -> str:
+    path = Path("/proc/cpuinfo")
+    if path.is_file():
+        for line in path.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
