@@ -144,10 +144,8 @@ def forget_positions(model: PreTrainedModel) -> None:
 
 
 def eos_ids(model: PreTrainedModel) -> tuple[int, ...]:
-    """End-of-sequence ids of the model's generation config."""
+    """End-of-sequence ids of the model's generation config: where it has none, ``generate`` runs on, and so do we."""
     eos = model.generation_config.eos_token_id if model.generation_config is not None else None
-    if eos is None:
-        eos = model.config.get_text_config().eos_token_id
     if eos is None:
         return ()
     return tuple(eos) if isinstance(eos, list | tuple) else (eos,)
