@@ -21,8 +21,10 @@ from oneglance.targets import hf
 from oneglance.targets.base import Target
 from oneglance.targets.state import Inputs
 
-# A rounding flip needs a top-2 gap of the order of the perturbation; a larger gap is a bug whatever float64 says.
+# A rounding flip needs a top-2 gap of the order of the perturbation, and that of the arithmetic: gap at most 10 times
+# the one and 100 units in the last place of the largest logit. A wider gap is a bug whatever float64 says.
 TIE_MARGIN = 10.0
+ROUNDING_ULPS = 100.0
 BindDrafter = Callable[[Target], Drafter]
 
 
@@ -284,7 +286,11 @@ def judge(
     target: Target, bind: BindDrafter, case: Case, at: int, truth: Reference, perturbation: float
 ) -> Literal["tie", "bug"]:
     """Whether a divergence is rounding: both loops agree up to and at it in float64, and the gap was small."""
-    if at >= len(truth.gaps) or truth.gaps[at] > TIE_MARGIN * perturbation:
+    if at >= len(truth.gaps):
+        return "bug"
+    finite = truth.rows[at][torch.isfinite(truth.rows[at])]
+    rounding = ROUNDING_ULPS * torch.finfo(target.dtype).eps * float(finite.abs().max())
+    if truth.gaps[at] > min(TIE_MARGIN * perturbation, rounding):
         return "bug"
     exact = type(target)(copy.deepcopy(target.model).double(), target.processor, name=target.name)
     inputs = Inputs(

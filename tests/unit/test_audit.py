@@ -1,0 +1,118 @@
+"""The audit itself: it passes what is exact, calls rounding a tie, and calls everything else a bug."""
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+
+from oneglance.audit import Case, Reference, audit, first_difference, hf_generate, reference
+from oneglance.core import Drafter, TokenTree
+from oneglance.drafters.block import BlockDrafter
+from oneglance.targets.base import Target
+from oneglance.targets.chat import encode
+from oneglance.targets.state import TargetState
+from oneglance.testing import lucky_drafter, tiny_head, tiny_target
+
+CAP = 24
+
+
+@pytest.fixture
+def target() -> Target:
+    return tiny_target("qwen3_vl")
+
+
+def case(target: Target) -> Case:
+    return Case("one", "text", encode(target, "Read this."))
+
+
+def lucky(target: Target) -> Callable[[Target], Drafter]:
+    """A drafter whose trees hold much of the answer, so that packed rows decide tokens."""
+    inputs = case(target).inputs
+    truth = reference(target, inputs, max_new_tokens=CAP)
+    return lambda _: lucky_drafter(
+        truth.token_ids, len(inputs.token_ids), seed=3, budget=31, vocab_size=target.vocab_size
+    )
+
+
+@pytest.mark.parametrize(
+    ("expected", "got", "at"),
+    [([1, 2], [1, 2], None), ([1, 2], [1, 3], 1), ([1, 2], [1], 1), ([1], [1, 2], 1), ([], [], None), ([5], [6], 0)],
+)
+def test_first_difference(expected: list[int], got: list[int], at: int | None) -> None:
+    assert first_difference(expected, got) == at
+
+
+def test_the_reference_is_what_transformers_generates(target: Target) -> None:
+    inputs = case(target).inputs
+    truth = reference(target, inputs, max_new_tokens=CAP)
+    assert truth.token_ids == hf_generate(target, inputs, max_new_tokens=CAP)
+    assert truth.rows.shape == (len(truth.token_ids), target.vocab_size)
+    assert torch.equal(truth.rows.argmax(-1), torch.tensor(truth.token_ids))
+    assert min(truth.gaps) > 0
+
+
+def test_exact_arms_pass(target: Target) -> None:
+    arms = {
+        "lucky": lucky(target),
+        **{f"head/{n}": partial(BlockDrafter, tiny_head(target), budget=n) for n in (1, 31)},
+    }
+    (report,) = list(audit(target, arms, [case(target)], max_new_tokens=CAP))
+    assert (report.overall.identical, report.overall.total, report.ties, report.bugs) == (3, 3, 0, 0)
+    assert 0 < report.max_logit_perturbation < 1e-4
+    assert report.as_dict()["per_task"] == {"text": {"identical": 3, "total": 3}}
+    assert report.num_tokens == 3 * len(reference(target, case(target).inputs, max_new_tokens=CAP).token_ids)
+
+
+def test_a_wrong_position_is_a_bug(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = type(target).packed_arguments
+
+    def wrong(self: Target, state: TargetState, depths: torch.Tensor) -> dict[str, torch.Tensor]:
+        return right(self, state, depths + (depths > 0) * 3)
+
+    arm = lucky(target)
+    monkeypatch.setattr(type(target), "packed_arguments", wrong)
+    (report,) = list(audit(target, {"lucky": arm}, [case(target)], max_new_tokens=CAP))
+    assert report.bugs == 1
+    (divergence,) = report.divergences
+    assert divergence.verdict == "bug"
+    assert divergence.expected != divergence.got
+
+
+def flip(target: Target, at: int, truth: Reference, noise: float) -> Callable[..., torch.Tensor]:
+    """A verify that adds ``noise`` to the second-best token of one row, in float32 only."""
+    second = int(truth.rows[at].topk(2).indices[1])
+    exact = Target.verify
+
+    def noisy(self: Target, state: TargetState, root: int, tree: TokenTree) -> torch.Tensor:
+        rows = exact(self, state, root, tree).clone()
+        if self.dtype == torch.float32:
+            rows[(rows - truth.rows[at]).abs().amax(-1) < 1e-3, second] += noise
+        return rows
+
+    return noisy
+
+
+def test_rounding_at_a_near_tie_is_a_tie(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = case(target).inputs
+    truth = reference(target, inputs, max_new_tokens=CAP)
+    at = min(range(1, len(truth.gaps)), key=truth.gaps.__getitem__)
+    first, second = truth.rows[at].topk(2).indices.tolist()
+    arm = lucky(target)
+    monkeypatch.setattr(Target, "verify", flip(target, at, truth, 1.01 * truth.gaps[at] + 1e-4))
+    monkeypatch.setattr("oneglance.audit.ROUNDING_ULPS", 1e9)  # no gap of this target is as small as real rounding
+    (report,) = list(audit(target, {"lucky": arm}, [case(target)], max_new_tokens=CAP))
+    (divergence,) = report.divergences
+    assert (divergence.position, divergence.expected, divergence.got) == (at, first, second)
+    assert divergence.verdict == "tie"
+    assert (report.ties, report.bugs) == (1, 0)
+
+
+def test_a_gap_too_wide_for_rounding_is_a_bug(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same flip, judged by what float32 can do: a bug, although float64 agrees."""
+    truth = reference(target, case(target).inputs, max_new_tokens=CAP)
+    at = max(range(1, len(truth.gaps)), key=truth.gaps.__getitem__)
+    arm = lucky(target)
+    monkeypatch.setattr(Target, "verify", flip(target, at, truth, 1.01 * truth.gaps[at]))
+    (report,) = list(audit(target, {"lucky": arm}, [case(target)], max_new_tokens=CAP))
+    assert [d.verdict for d in report.divergences] == ["bug"]
