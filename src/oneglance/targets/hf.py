@@ -86,7 +86,9 @@ def check_attention(model: PreTrainedModel) -> None:
 
 
 def load_processor(folder: str, model_type: str) -> Any:
-    """The target's own processor; without its video part where torchvision is missing, since images need none.
+    """The target's own processor; without its video part where torchvision or that part's file is missing.
+
+    Images need neither.
 
     Raises:
         OSError: the folder holds no processor files.
@@ -95,7 +97,7 @@ def load_processor(folder: str, model_type: str) -> Any:
         warnings.simplefilter("ignore")  # the notice that images are processed by PIL instead of torchvision
         try:
             return transformers.AutoProcessor.from_pretrained(folder, trust_remote_code=False)
-        except ImportError:
+        except (ImportError, OSError):
             return image_only(getattr(transformers, PROCESSOR_MAPPING_NAMES[model_type])).from_pretrained(folder)
 
 
