@@ -39,7 +39,7 @@ class Row(NamedTuple):
     help: str
 
 
-DECODE, CHECK, MEASURE = "Decode", "Check", "Measure"
+DECODE, CHECK, MEASURE, TRAIN = "Decode", "Check", "Measure", "Train"
 COMMANDS: dict[str, Row] = {
     "bench": Row("oneglance.commands.bench:bench", MEASURE, "Time systems against plain decoding on the same prompts."),
     "audit": Row("oneglance.commands.audit:audit", CHECK, "Compare every output with an independent plain loop."),
@@ -47,6 +47,7 @@ COMMANDS: dict[str, Row] = {
     "generate": Row("oneglance.commands.generate:generate", DECODE, "Answer a prompt about images, as it is decoded."),
     "doctor": Row("oneglance.commands.doctor:doctor", CHECK, "Check this machine, a target and its draft head."),
     "inspect": Row("oneglance.commands.inspect:inspect", CHECK, "Show a target or a draft head, and whether two fit."),
+    "collect": Row("oneglance.commands.collect:collect", TRAIN, "Write the target's own answers to prompts as traces."),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,7 +12,9 @@ from oneglance.core import DEFAULT_BUDGET
 BUILTIN = "builtin:reader"
 BUDGET = DEFAULT_BUDGET
 MAX_NEW_TOKENS = 256
+LONG_SIDE = 768  # appendix D
 MODEL, DECODING, MACHINE, OUTPUT = "Model", "Decoding", "Machine", "Output"
+DATA = "Data"
 
 Target = Annotated[
     str, typer.Option(metavar="NAME", rich_help_panel=MODEL, help="builtin:reader, a folder, or a hub id.")
@@ -65,5 +68,24 @@ Threads = Annotated[
 Images = Annotated[
     list[str] | None,
     typer.Option("--image", metavar="PATH", help="A page or photo: a path, URL or data URI. Repeat for several."),
+]
+Prompts = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        rich_help_panel=DATA,
+        help='JSONL: {"prompt", "image" or "images", "id", "task", "system"} a line; only prompt is required.',
+    ),
+]
+Tasks = Annotated[
+    str | None,
+    typer.Option(metavar="NAMES", rich_help_panel=DATA, help="Tasks of the built-in suite, comma-separated, or all."),
+]
+LongSide = Annotated[
+    int,
+    typer.Option(metavar="PX", min=0, rich_help_panel=DATA, help="Scale images down to this long side; 0 leaves them."),
+]
+TracesFolder = Annotated[
+    Path, typer.Option("--traces", metavar="FOLDER", rich_help_panel=DATA, help="Traces that 'collect' wrote.")
 ]
 Json = Annotated[bool, typer.Option("--json", rich_help_panel=OUTPUT, help="One JSON object on stdout, nothing else.")]

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from PIL import Image
 
@@ -88,12 +88,37 @@ def shrink(image: Image.Image, long_side: int | None) -> Image.Image:
 
 def append_traces(folder: Path, rows: Iterable[Trace]) -> Iterator[Trace]:
     """Append traces a line at a time, flushed, so that a killed run loses at most the line in progress."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ROWS).open("a", encoding="utf-8") as file:
+    for row in rows:
+        append_lines(folder / ROWS, [asdict(row)])
+        yield row
+
+
+def append_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Append JSON lines, flushed; a torn last line of a killed run goes first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab+") as file:
+        _drop_torn_line(file)
         for row in rows:
-            file.write(json.dumps(asdict(row)) + "\n")
+            file.write(json.dumps(row).encode() + b"\n")
             file.flush()
-            yield row
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The complete JSON lines of a file, which may not exist."""
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+
+
+def _drop_torn_line(file: BinaryIO) -> None:
+    size = file.seek(0, 2)
+    if not size:
+        return
+    file.seek(size - 1)
+    if file.read(1) != b"\n":
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
+    file.seek(0, 2)
 
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
@@ -127,15 +152,16 @@ def check_disjoint(train: Iterable[Trace], heldout: Iterable[Trace]) -> None:
     Raises:
         InputError: a leak, with both ids.
     """
-    seen = {_identity(row): row.id for row in train}
+    seen = {identity(row): row.id for row in train}
     for row in heldout:
-        if _identity(row) in seen:
+        if identity(row) in seen:
             raise InputError(
-                f"held-out sample {row.id} is also training sample {seen[_identity(row)]}; keep the two sets disjoint"
+                f"held-out sample {row.id} is also training sample {seen[identity(row)]}; keep the two sets disjoint"
             )
 
 
-def _identity(row: Trace) -> tuple[str, ...]:
+def identity(row: Trace) -> tuple[str, ...]:
+    """What makes two samples the same: their images after normalisation or, without images, their prompts."""
     return row.image_sha256 or (row.system or "", row.prompt)
 
 

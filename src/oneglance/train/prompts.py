@@ -1,0 +1,109 @@
+"""What is asked of the target: a JSONL file of prompts, or pages of the built-in suite."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oneglance.core import InputError
+from oneglance.tasks.synthetic import Split, draw
+
+KEYS = frozenset({"id", "task", "prompt", "image", "images", "system"})
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One question, before it has an answer.
+
+    Attributes:
+        id: unique within its source.
+        task: family, for reports.
+        text: user text.
+        images: image sources, see ``traces``.
+        system: system prompt.
+    """
+
+    id: str
+    task: str
+    text: str
+    images: tuple[str, ...] = ()
+    system: str | None = None
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    """Prompts of a JSONL file: ``{"prompt", "image" or "images", "id", "task", "system"}``, one object a line.
+
+    Only ``prompt`` is required. Image paths are relative to the file's folder.
+
+    Raises:
+        InputError: there is no such file, a line is malformed, or an id occurs twice.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read prompts {path}: {error}") from error
+    found = [_prompt(line, path, number) for number, line in enumerate(lines, start=1) if line.strip()]
+    if not found:
+        raise InputError(f"{path} holds no prompts")
+    return check_unique(found)
+
+
+def task_prompts(tasks: Sequence[str], *, split: Split, limit: int) -> Iterator[Prompt]:
+    """``limit`` pages of each task, a task after the other in turn; they are drawn again where they are needed."""
+    for seed in range(limit):
+        for task in tasks:
+            page = draw(task, seed, split=split)
+            yield Prompt(page.id, task, page.prompt, (f"synthetic:{task}:{split}:{seed}",))
+
+
+def check_unique(prompts: Iterable[Prompt]) -> list[Prompt]:
+    """The prompts, whose ids all differ.
+
+    Raises:
+        InputError: two are equal.
+    """
+    seen: dict[str, Prompt] = {}
+    for prompt in prompts:
+        if prompt.id in seen:
+            raise InputError(f"the prompt id {prompt.id!r} occurs twice; ids must differ")
+        seen[prompt.id] = prompt
+    return list(seen.values())
+
+
+def _prompt(line: str, path: Path, number: int) -> Prompt:
+    where = f"{path}, line {number}"
+    try:
+        raw = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{where} is not JSON: {error}") from error
+    if not isinstance(raw, dict) or not isinstance(raw.get("prompt"), str):
+        raise InputError(f'{where} must be an object with a text "prompt"')
+    unknown = sorted(raw.keys() - KEYS)
+    if unknown:
+        raise InputError(f"{where} has the unknown key {unknown[0]!r}; known: {', '.join(sorted(KEYS))}")
+    return Prompt(
+        id=str(raw.get("id", f"{path.stem}-{number:06d}")),
+        task=str(raw.get("task", path.stem)),
+        text=raw["prompt"],
+        images=tuple(_source(image, path, where) for image in _images(raw)),
+        system=raw.get("system"),
+    )
+
+
+def _images(raw: dict[str, Any]) -> list[Any]:
+    given = raw.get("images", raw.get("image"))
+    if given is None:
+        return []
+    return given if isinstance(given, list) else [given]
+
+
+def _source(image: Any, path: Path, where: str) -> str:
+    if not isinstance(image, str) or not image:
+        raise InputError(f"{where}: an image must be a path, a URL or a data URI")
+    beside = path.parent / image
+    if ":" not in image and beside.exists():
+        return str(beside.resolve())
+    return image
