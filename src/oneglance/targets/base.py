@@ -185,7 +185,8 @@ class Target:
             raise InputError("padded input is not supported; pass the sequence without padding (batch one needs none)")
         if int(ids.min()) < 0 or int(ids.max()) >= self.embedding.num_embeddings:
             raise InputError(f"input_ids hold ids outside the vocabulary of {self.embedding.num_embeddings}")
-        tensors = {k: v.to(self.device) for k, v in given.items()}
+        device = "cpu" if self.device.type == "meta" else self.device  # an outline encodes all the same
+        tensors = {k: v.to(device) for k, v in given.items()}
         return Inputs(tensors, self.count_images(tensors))
 
     @property
