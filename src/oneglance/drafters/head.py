@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor, nn
 
 from oneglance.core import HeadError
@@ -51,8 +51,9 @@ class HeadConfig(BaseModel):
         Raises:
             HeadError: a key is missing, malformed, or asks for something this head does not compute.
         """
-        flat = {**config, **(config.get("dflash_config") or {})}
-        rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+        flat = {**config, **_block(config, "dflash_config")}
+        rope = {**_block(config, "rope_scaling"), **_block(config, "rope_parameters")}
+        _block(config, "oneglance")
         flat.setdefault("rope_theta", rope.get("rope_theta", 1e6))
         if flat.get("head_dim") is None and flat.get("hidden_size") and flat.get("num_attention_heads"):
             flat["head_dim"] = flat["hidden_size"] // flat["num_attention_heads"]
@@ -60,7 +61,7 @@ class HeadConfig(BaseModel):
         _refuse_unsupported(flat, rope)
         if rope.get("rope_type", rope.get("type")) == "llama3":
             keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-            flat["rope_llama3"] = tuple(rope[key] for key in keys)
+            flat["rope_llama3"] = tuple(rope.get(key) for key in keys)
         if flat.get("quantization_config"):
             raise HeadError("the head is quantised, which is not supported; use its bf16 or fp32 checkpoint")
         try:
@@ -68,7 +69,23 @@ class HeadConfig(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             key = ".".join(str(part) for part in first["loc"])
-            raise HeadError(f"config.json of the head: {key}: {first['msg']}") from error
+            where = f"{key}: " if key else ""
+            raise HeadError(f"config.json of the head: {where}{first['msg'].removeprefix('Value error, ')}") from error
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads {self.num_attention_heads} is no multiple of "
+                f"num_key_value_heads {self.num_key_value_heads}"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim must be even, got {self.head_dim}")
+        if self.layer_types and len(self.layer_types) < self.num_hidden_layers:
+            raise ValueError(f"layer_types names {len(self.layer_types)} of {self.num_hidden_layers} layers")
+        if "sliding_attention" in self.layer_types and not self.sliding_window:
+            raise ValueError("a layer is sliding_attention but sliding_window is missing")
+        return self
 
     @property
     def num_offsets(self) -> int:
@@ -84,6 +101,14 @@ class HeadConfig(BaseModel):
         """Sliding window of a layer, None for full attention."""
         sliding = bool(self.layer_types) and self.layer_types[layer] == "sliding_attention"
         return self.sliding_window if sliding else None
+
+
+def _block(config: dict[str, Any], key: str) -> dict[str, Any]:
+    """A nested object of the config; empty where it is missing or null."""
+    block = config.get(key) or {}
+    if not isinstance(block, dict):
+        raise HeadError(f"config.json of the head: {key} must be an object, got {type(block).__name__}")
+    return block
 
 
 def _refuse_unsupported(config: dict[str, Any], rope: dict[str, Any]) -> None:

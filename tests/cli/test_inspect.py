@@ -1,0 +1,218 @@
+"""``oneglance inspect``: heads and targets, alone and together, whole and broken."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from oneglance.commands import inspect
+from oneglance.testing import FAMILIES, tiny_target
+
+from .conftest import ASSETS, HEAD, Run, saved
+
+TARGET = ASSETS / "reader" / "target"
+
+
+def test_builtin_is_both(run: Run) -> None:
+    result = run("inspect", "builtin:reader", "--json")
+    assert result.code == 0
+    report = result.json
+    assert report["target"]["class"] == "Qwen3VLForConditionalGeneration"
+    assert report["head"]["block_size"] == report["head"]["offsets"] + 1 == 16
+    assert report["compatibility"]["fits"] is True
+
+
+def test_head_alone(run: Run) -> None:
+    report = run("inspect", HEAD, "--json").json
+    config = json.loads((HEAD / "config.json").read_text())
+    head = report["head"]
+    assert report["target"] is None
+    assert report["compatibility"] is None
+    assert head["kept_layers"] == config["dflash_config"]["target_layer_ids"]
+    assert head["mask_token_id"] == config["dflash_config"]["mask_token_id"]
+    assert head["feature_point"] == "input_of_next_layer"
+    assert head["parameters"] == sum(t.numel() for t in load_file(HEAD / "model.safetensors").values())
+    assert head["card"]["target"] == "builtin:reader"
+
+
+def test_text_for_people(run: Run) -> None:
+    result = run("inspect", HEAD)
+    assert result.code == 0
+    for words in ("kept layers", "mask token id", "feature point", "training · data", "Name a target as well"):
+        assert words in result.out
+    assert "\x1b" not in result.out
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_target_parameters_agree_with_the_model(run: Run, tmp_path: Path, family: str) -> None:
+    target = tiny_target(family)
+    facts = run("inspect", saved(target, tmp_path), "--json").json["target"]
+    tables = target.embedding.weight.numel() + target.lm_head.weight.numel()
+    assert facts["model_type"] == family
+    assert facts["parameters"] == sum(p.numel() for p in target.model.parameters())
+    assert facts["parameters_without_embeddings"] == facts["parameters"] - tables
+    assert facts["layers"] == target.num_layers
+    assert facts["eos_ids"] == list(target.eos_ids)
+    assert facts["never_proposed_ids"] == list(target.banned_ids)
+
+
+def test_no_weights_of_a_target_are_needed(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "target"
+    shutil.copytree(TARGET, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    assert run("inspect", folder, HEAD).code == 0
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_pair_in_any_order(run: Run, order: tuple[int, int], text_target: Path, text_head: Path) -> None:
+    names = (text_target, text_head)
+    report = run("inspect", names[order[0]], names[order[1]], "--json").json
+    assert report["compatibility"] == {"fits": True, "reason": None, "notes": []}
+    assert report["target"]["name"] == str(text_target)
+    assert report["head"]["name"] == str(text_head)
+
+
+def test_misfit_exits_with_1_and_both_values(run: Run, text_head: Path) -> None:
+    result = run("inspect", "builtin:reader", text_head)
+    assert result.code == 1
+    assert "hidden size: the head has 32, the target 192" in " ".join(result.out.split())
+    report = run("inspect", text_head, TARGET, "--json")
+    assert report.code == 1
+    assert report.json["compatibility"]["fits"] is False
+
+
+def test_what_costs_acceptance_is_noted(run: Run, tmp_path: Path) -> None:
+    head = shutil.copytree(HEAD, tmp_path / "head")
+    edit(head, lambda config: config["oneglance"].update(target_config_sha256="0", chat_template_sha256="0"))
+    report = run("inspect", head, "builtin:reader", "--json").json
+    assert report["compatibility"]["fits"] is True
+    assert "another target config and chat template" in report["compatibility"]["notes"][0]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["nowhere"], "there is no nowhere; give a folder"),
+        (["./no/where"], "there is no ./no/where; give a folder"),
+        ([__file__], "is a file; give the folder"),
+        (["builtin:nobody"], "there is no 'builtin:nobody'"),
+        ([HEAD, HEAD], "are both heads; give one target and one head"),
+        ([TARGET, TARGET], "are both targets; give one target and one head"),
+        ([HEAD, TARGET, HEAD], "one target and one head at most, got 3 names"),
+    ],
+)
+def test_bad_names(run: Run, names: list[Any], message: str) -> None:
+    assert message in run("inspect", *names).error
+
+
+def test_folder_that_is_no_checkpoint(run: Run, tmp_path: Path) -> None:
+    assert "has no config.json" in run("inspect", tmp_path).error
+    (tmp_path / "config.json").write_text("{]")
+    assert "is not valid JSON" in run("inspect", tmp_path).error
+    (tmp_path / "config.json").write_text("[]")
+    assert "must hold a JSON object" in run("inspect", tmp_path).error
+    (tmp_path / "config.json").write_text("{}")
+    assert "cannot read target" in run("inspect", tmp_path).error
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    assert "model_type 'bert' is not supported; supported: " in run("inspect", tmp_path).error
+
+
+def test_hub_id_that_cannot_be_had(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(*_: object) -> str:
+        raise OSError("no network\nand more")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", offline)
+    assert "owner/name is no folder here and cannot be downloaded (no network)" in run("inspect", "owner/name").error
+
+
+# Broken heads ---------------------------------------------------------------------------------------------------------
+
+
+def edit(head: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    config = json.loads((head / "config.json").read_text())
+    change(config)
+    (head / "config.json").write_text(json.dumps(config))
+
+
+def without(head: Path, key: str) -> None:
+    edit(head, lambda config: config.pop(key))
+
+
+def tensors(head: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    path = head / "model.safetensors"
+    weights = load_file(path)
+    change(weights)
+    save_file(weights, path)
+
+
+def lfs_pointer(head: Path) -> None:
+    (head / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+
+
+def truncated(head: Path) -> None:
+    path = head / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+def pickled(head: Path) -> None:
+    (head / "model.safetensors").rename(head / "pytorch_model.bin")
+
+
+BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no weights": (lambda head: (head / "model.safetensors").unlink(), "has no model.safetensors"),
+    "pickle": (pickled, "is a pickle, which is never loaded"),
+    "git-LFS pointer": (lfs_pointer, "git lfs pull"),
+    "truncated": (truncated, "download it again"),
+    "empty file": (lambda head: (head / "model.safetensors").write_bytes(b""), "download it again"),
+    "missing tensor": (lambda head: tensors(head, lambda t: t.pop("fc.weight")), "the head lacks 1 tensors: fc.weight"),
+    "extra tensor": (lambda head: tensors(head, lambda t: t.update(x=torch.ones(1))), "1 unexpected tensors: x"),
+    "wrong shape": (lambda head: tensors(head, lambda t: t.update({"norm.weight": torch.ones(3)})), "norm.weight has"),
+    "NaN": (lambda head: tensors(head, lambda t: t["norm.weight"].fill_(float("nan"))), "NaN or infinite"),
+    "no hidden size": (lambda head: without(head, "hidden_size"), "hidden_size"),
+    "no kept layers": (
+        lambda head: edit(head, lambda c: c["dflash_config"].pop("target_layer_ids")),
+        "target_layer_ids",
+    ),
+    "no mask id": (lambda head: edit(head, lambda c: c["dflash_config"].pop("mask_token_id")), "mask_token_id"),
+    "strange rope": (
+        lambda head: edit(head, lambda c: c.update(rope_scaling={"rope_type": "yarn"})),
+        "rope type 'yarn'",
+    ),
+    "null dflash_config": (lambda head: edit(head, lambda c: c.update(dflash_config=None)), "config.json of the head"),
+    "text for a number": (lambda head: edit(head, lambda c: c.update(hidden_size="many")), "hidden_size"),
+    "rope without its keys": (
+        lambda head: edit(head, lambda c: c.update(rope_scaling={"rope_type": "llama3"})),
+        "rope",
+    ),
+    "list for an object": (lambda head: edit(head, lambda c: c.update(dflash_config=[1])), "dflash_config"),
+    "too few layer types": (lambda head: edit(head, lambda c: c.update(layer_types=["full_attention"])), "layer_types"),
+    "odd heads": (lambda head: edit(head, lambda c: c.update(num_key_value_heads=4)), "num_key_value_heads"),
+}
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_broken_head(run: Run, tmp_path: Path, name: str) -> None:
+    head = shutil.copytree(HEAD, tmp_path / "head")
+    breaks, message = BREAKS[name]
+    breaks(head)
+    assert message in run("inspect", head).error
+    assert message in run("generate", "x", "--head", head).error
+
+
+def test_hostile_card_cannot_write_to_the_terminal(run: Run, tmp_path: Path) -> None:
+    head = shutil.copytree(HEAD, tmp_path / "head")
+    edit(head, lambda config: config["oneglance"].update({"note\x1b[2J": "[bold]\x1b]0;x\x07"}))
+    result = run("inspect", head)
+    assert result.code == 0
+    assert "\x1b" not in result.out
+    assert "[bold]␛" in result.out
+
+
+def test_hub_names_are_told_from_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["DFlashDraftModel"]}')
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda name, file: str(tmp_path / file))
+    assert inspect.kinds_of("z-lab/some-head") == ("head",)

@@ -1,0 +1,160 @@
+"""The program around the commands: help, version, exit codes, notes, pipes that close, real terminals."""
+
+import importlib
+import os
+import subprocess
+import sys
+import sysconfig
+import warnings
+from pathlib import Path
+
+import pytest
+
+from oneglance import __version__, cli
+from oneglance.core import InputError, OneglanceWarning
+
+from .conftest import PAGE, Run
+
+PROGRAM = str(Path(sysconfig.get_path("scripts")) / "oneglance")
+GENERATE = [PROGRAM, "generate", "-", "--image", PAGE, "--dtype", "float32", "--threads", "1"]
+QUESTION = b"Transcribe the document.\n"
+
+
+@pytest.mark.parametrize("words", [["--help"], ["-h"]])
+def test_help_lists_each_command_once_and_grouped(run: Run, words: list[str]) -> None:
+    result = run(*words)
+    assert result.code == 0
+    for name, row in cli.COMMANDS.items():
+        assert result.out.count(row.help) == 1
+        assert f"{name}  " in result.out
+    for panel in (cli.DECODE, cli.CHECK):
+        assert f"{panel}:\n" in result.out
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from oneglance.cli import main; main(['--help']); "
+        "print([m for m in ('torch', 'transformers', 'numpy', 'PIL', 'pydantic', 'rich') if m in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.endswith("[]\n")
+
+
+@pytest.mark.parametrize("name", sorted(cli.COMMANDS))
+def test_help_of_a_command_imports_no_torch(name: str) -> None:
+    code = (
+        f"import sys; from oneglance.cli import main; code = main([{name!r}, '--help']); "
+        "print(code, [m for m in ('torch', 'transformers') if m in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.endswith("0 []\n")
+    assert f"oneglance {name}" in result.stdout
+
+
+@pytest.mark.parametrize("name", sorted(cli.COMMANDS))
+def test_table_names_functions_that_exist(name: str) -> None:
+    module, function = cli.COMMANDS[name].place.split(":")
+    assert callable(getattr(importlib.import_module(module), function))
+
+
+def test_version(run: Run) -> None:
+    assert run("--version").out == f"oneglance {__version__}\n"
+
+
+def test_unknown_command_is_a_usage_error_with_a_suggestion(run: Run) -> None:
+    result = run("generat")
+    assert (result.code, result.out) == (2, "")
+    assert "Did you mean 'generate'?" in result.err
+
+
+def test_no_command_shows_the_help(run: Run) -> None:
+    result = run()
+    assert result.code in (0, 2)
+    assert "generate" in result.out + result.err
+
+
+def failing() -> None:
+    raise InputError("the file \x1b[2J is\nbroken; mend it")
+
+
+def noting() -> None:
+    for message in ("a costs b", "a costs b", "c costs d"):
+        warnings.warn(message, OneglanceWarning, stacklevel=1)
+    warnings.warn("not ours", UserWarning, stacklevel=1)
+    print("done")
+
+
+def interrupted() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.fixture
+def table(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {f.__name__: cli.Row(f"{__name__}:{f.__name__}", "Test", "") for f in (failing, noting, interrupted)}
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
+    monkeypatch.setattr(cli, "COMMANDS", rows)
+
+
+@pytest.mark.usefixtures("table")
+def test_bad_input_is_one_clean_line(run: Run) -> None:
+    assert run("failing").error == "the file [2J is broken; mend it"
+
+
+@pytest.mark.usefixtures("table")
+def test_our_warnings_are_noted_once_and_others_are_silent(run: Run) -> None:
+    result = run("noting")
+    assert (result.code, result.out) == (0, "done\n")
+    assert result.err == "note: a costs b\nnote: c costs d\n"
+
+
+@pytest.mark.usefixtures("table")
+def test_interruption_exits_as_a_shell_expects(run: Run) -> None:
+    assert run("interrupted").code == 130
+
+
+# In a process of its own ----------------------------------------------------------------------------------------------
+
+
+def test_reader_that_goes_away_ends_the_answer_quietly() -> None:
+    with subprocess.Popen(GENERATE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stderr
+        process.stdout.close()
+        process.stdin.write(QUESTION)
+        process.stdin.close()
+        err = process.stderr.read().decode()
+        assert process.wait() == 128 + 13
+    assert "Traceback" not in err
+    assert "BrokenPipe" not in err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_terminal_gets_colours_and_stderr_no_notices() -> None:
+    import pty
+
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color"}
+    environment.pop("NO_COLOR", None)
+    words = [*GENERATE[:2], QUESTION.decode().strip(), *GENERATE[3:]]
+    with subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env=environment) as process:
+        os.close(theirs)
+        shown = b""
+        while chunk := read_terminal(ours):
+            shown += chunk
+        assert process.stderr
+        err = process.stderr.read().decode()
+        assert process.wait() == 0
+    os.close(ours)
+    assert b"\x1b[36m" in shown
+    assert b"\x1b[4m" in shown
+    assert "\x1b" not in err
+    assert err.count("\n") == 1, err
+
+
+def read_terminal(descriptor: int) -> bytes:
+    """The next output; empty once the other side has closed, which Linux reports as an error."""
+    try:
+        return os.read(descriptor, 65536)
+    except OSError:
+        return b""
