@@ -1,0 +1,110 @@
+"""Prompt-clustered intervals: against closed forms, and their coverage."""
+
+import numpy as np
+import pytest
+
+from oneglance.core import InputError
+from oneglance.stats.bootstrap import (
+    Interval,
+    Totals,
+    resample_any,
+    resample_difference,
+    resample_lift,
+    resample_mean,
+    resample_ratio,
+    sandwich,
+    t_intervals,
+    totals,
+)
+
+
+def clustered(num_prompts: int, rounds: int, seed: int, *, spread: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    """Rounds that share their prompt's own mean; the overall mean is 0."""
+    rng = np.random.default_rng(seed)
+    prompts = np.repeat([f"p{i}" for i in range(num_prompts)], rounds)
+    return np.repeat(rng.normal(0, spread, num_prompts), rounds) + rng.normal(0, 0.3, prompts.size), prompts
+
+
+def test_totals_by_hand() -> None:
+    own = totals([1, 2, 10], ["b", "b", "a"])
+    np.testing.assert_array_equal(own.sums, [10, 3])
+    np.testing.assert_array_equal(own.counts, [1, 2])
+    assert own.mean == pytest.approx(13 / 3)
+
+
+def test_mean_pools_rounds_and_knows_its_standard_error() -> None:
+    values, prompts = clustered(60, 10, 0)
+    found = resample_mean(values, prompts, resamples=2000)
+    of_prompts = values.reshape(60, 10).mean(axis=1)
+    assert found.value == pytest.approx(values.mean())
+    assert (found.high - found.low) / 2 == pytest.approx(1.96 * of_prompts.std() / np.sqrt(60), rel=0.1)
+
+
+def test_the_sandwich_of_a_mean_is_the_variance_of_prompt_sums() -> None:
+    values, prompts = clustered(50, 8, 1)
+    scores = (values - values.mean())[:, None]
+    covariance, num_groups = sandwich(np.array([[float(values.size)]]), scores, prompts)
+    of_prompts = values.reshape(50, 8).mean(axis=1)
+    assert num_groups == 50
+    assert covariance[0, 0] == pytest.approx(of_prompts.var(ddof=1) / 50)
+    (interval,) = t_intervals(np.array([values.mean()]), covariance, num_groups)
+    assert values.mean() in interval
+
+
+def test_one_prompt_has_no_spread() -> None:
+    assert np.isnan(resample_mean([1.0, 2.0], ["p", "p"]).low)
+    assert np.isnan(resample_any(lambda rows: float(rows.size), ["p", "p"]).low)
+    covariance, num_groups = sandwich(np.eye(1), np.ones((3, 1)), ["p"] * 3)
+    assert np.isnan(t_intervals(np.ones(1), covariance, num_groups)[0].low)
+
+
+def test_any_statistic_agrees_with_the_vectorised_mean() -> None:
+    values, prompts = clustered(40, 5, 2)
+    slow = resample_any(lambda rows: float(values[rows].mean()), prompts, resamples=1500)
+    fast = resample_mean(values, prompts, resamples=4000)
+    assert slow.value == pytest.approx(fast.value)
+    assert slow.low == pytest.approx(fast.low, abs=0.05)
+    assert slow.high == pytest.approx(fast.high, abs=0.05)
+
+
+def test_difference_and_lift() -> None:
+    values, prompts = clustered(60, 6, 3, spread=0.2)
+    other, others = clustered(40, 6, 4, spread=0.2)
+    gap = resample_difference(values + 2.0, prompts, other, others, resamples=1000)
+    assert gap.excludes_zero
+    assert 2.0 in gap
+    control = totals(values + 3.0, prompts)
+    lift = resample_lift(Totals(control.sums * 1.1, control.counts), control, resamples=500)
+    assert (lift.low, lift.value, lift.high) == pytest.approx((0.1, 0.1, 0.1))  # paired: the common part cancels
+    ratio = resample_ratio([2.0, 4.0], [1.0, 2.0], resamples=200)
+    assert (ratio.low, ratio.value, ratio.high) == pytest.approx((2.0, 2.0, 2.0))
+
+
+def test_the_same_seed_gives_the_same_interval() -> None:
+    values, prompts = clustered(20, 3, 5)
+    assert resample_mean(values, prompts, resamples=300) == resample_mean(values, prompts, resamples=300)
+
+
+def test_unequal_inputs_are_refused() -> None:
+    with pytest.raises(InputError, match="one name a round"):
+        resample_mean([1.0, 2.0], ["a"])
+    with pytest.raises(InputError, match="same prompts"):
+        resample_ratio([1.0], [1.0, 2.0])
+    with pytest.raises(InputError, match="same prompts"):
+        resample_lift(totals([1.0], ["a"]), totals([1.0, 1.0], ["a", "b"]))
+
+
+def test_interval() -> None:
+    assert 0.5 in Interval(0.5, 0.1, 0.9)
+    assert not Interval(0.5, -0.1, 0.9).excludes_zero
+
+
+@pytest.mark.slow
+def test_coverage_is_near_its_level_where_plain_intervals_fail() -> None:
+    clustered_hits = plain_hits = 0
+    for seed in range(100):
+        values, prompts = clustered(40, 6, 100 + seed)
+        clustered_hits += 0.0 in resample_mean(values, prompts, resamples=400)
+        plain_hits += 0.0 in resample_mean(values, np.arange(values.size), resamples=400)
+    assert 0.88 <= clustered_hits / 100 <= 0.99
+    assert plain_hits / 100 < 0.75
