@@ -122,7 +122,7 @@ def show(
     from oneglance.commands.race import run_race, side_by_side
 
     for source in page.sources:
-        console.print(Text.assemble(("page    ", "bold"), terminal.visible(source)), soft_wrap=True)
+        console.print(Text.assemble(("page    ", "bold"), terminal.visible(short(source))), soft_wrap=True)
     console.print(Text.assemble(("prompt  ", "bold"), terminal.visible(page.prompt)), soft_wrap=True)
     warm_up = duel.pair(0)
     if console.is_terminal:
@@ -142,6 +142,12 @@ def show(
     console.print(Text(footnote(duel, comparison, tree=tree, budget=budget), style="dim"))
     console.print(Text(reading(page, comparison)))
     return comparison
+
+
+def short(path: str) -> str:
+    """A path below the current folder without what leads there."""
+    here = Path.cwd()
+    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
 
 
 def table(comparison: Comparison) -> Table:

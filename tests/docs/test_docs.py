@@ -1,0 +1,69 @@
+"""What the pages for people say is true: code runs, commands and options exist, links lead somewhere."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from oneglance.cli import COMMANDS, main
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+SRC = ROOT / "src" / "oneglance"
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """Code blocks of one language."""
+    return [code for name, code in BLOCK.findall(page.read_text(encoding="utf-8")) if name == language]
+
+
+CODE = [pytest.param(code, id=f"{page.name}-{i}") for page in PAGES for i, code in enumerate(blocks(page, "python"))]
+LINES = sorted(
+    {line for page in PAGES for code in blocks(page, "") for line in code.splitlines() if line.startswith("oneglance ")}
+    | {code for page in PAGES for code in re.findall(r"`(oneglance \w[^`]*)`", page.read_text(encoding="utf-8"))}
+)
+
+
+@pytest.mark.parametrize("code", CODE)
+def test_python_runs(code: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(ROOT)
+    exec(compile(code, "README.md", "exec"), {})
+    assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_commands_and_options_exist(
+    line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = line.split()[1]
+    assert name in COMMANDS
+    monkeypatch.setenv("COLUMNS", "200")
+    main([name, "--help"])
+    shown = capsys.readouterr().out
+    for option in re.findall(r"(--[a-z-]+)", line.split("#")[0]):
+        assert f"{option} " in shown, option
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    targets = re.findall(r"\]\(([^)#]+)\)", text) + re.findall(r'src="([^"]+)"', text)
+    for target in targets:
+        assert target.startswith("http") or (page.parent / target).exists(), target
+
+
+def test_architecture_names_every_room() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^\| `([\w./]+)` \|", text, re.MULTILINE))
+    rooms = {path.name for path in SRC.glob("*.py")} - {"__init__.py"}
+    rooms |= {f"{path.parent.name}/" for path in SRC.glob("*/__init__.py")}
+    assert named == rooms, "each room has a line in docs/architecture.md"
+
+
+def test_paper_map_names_files_that_exist() -> None:
+    text = (ROOT / "docs" / "paper-map.md").read_text(encoding="utf-8")
+    files = re.findall(r"`([\w/]+\.py)`", text)
+    assert files
+    for file in files:
+        assert (SRC / file).exists(), file
