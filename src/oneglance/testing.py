@@ -168,19 +168,14 @@ def random_tree(
     taken: set[tuple[int, int]] = set()
     tip, woven = 0, 0
     while len(tokens) < budget:
+        shallow = [i for i, depth in enumerate(depths) if depth < max_depth]
+        if len(taken) == vocab_size * len(shallow):
+            break  # every place is taken
         if woven < min(len(along), max_depth) and rng.random() < 0.4:
             parent, token = tip, along[woven]
         else:
-            shallow = [i for i, depth in enumerate(depths) if depth < max_depth]
-            if not shallow:
-                break
             parent, token = rng.choice(shallow), rng.randrange(vocab_size)
         if (parent, token) in taken:
-            if parent == tip and woven < len(along) and token == along[woven]:
-                tip = next(i + 1 for i in range(len(tokens)) if (parents[i], tokens[i]) == (parent, token))
-                woven += 1
-            elif len(taken) >= vocab_size * len(depths):
-                break
             continue
         taken.add((parent, token))
         tokens.append(token)
