@@ -110,7 +110,8 @@ def deepstack_add(target: Target, inputs: Inputs, layer: int) -> Tensor | None:
     output = target.model.model.get_image_features(tensors["pixel_values"], tensors["image_grid_thw"])
     add = torch.zeros(len(inputs.token_ids), target.hidden_size)
     is_image = tensors["input_ids"][0] == target.model.config.image_token_id
-    add[is_image] = torch.cat(list(output.deepstack_features[layer]))
+    level = output.deepstack_features[layer]
+    add[is_image] = level if isinstance(level, Tensor) else torch.cat(level)  # split by image since 5.24
     assert float(add[is_image].abs().min()) > 0
     return add
 
