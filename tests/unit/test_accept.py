@@ -4,11 +4,11 @@ import random
 
 import pytest
 import torch
-from helpers import walk
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LogitsProcessorList, NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
+from helpers import walk
 from oneglance.accept import Greedy, argmax, greedy
 from oneglance.core import EMPTY_TREE, TokenTree
 from oneglance.testing import random_tree
