@@ -19,6 +19,7 @@ from oneglance.core import AcceptRule, Drafter, SamplingParams, TokenTree, Verdi
 from oneglance.decoder import Decoder
 from oneglance.targets import hf
 from oneglance.targets.base import Target
+from oneglance.targets.processing import processors
 from oneglance.targets.state import Inputs
 
 # A rounding flip needs a top-2 gap of the order of the perturbation, and that of the arithmetic: gap at most 10 times
@@ -54,7 +55,7 @@ def reference(target: Target, inputs: Inputs, *, max_new_tokens: int) -> Referen
     """
     model, cache = target.model, hf.new_cache(target.model.config)
     keyword, eos = hf.cache_keyword(model), set(target.eos_ids)
-    processor = target.greedy_processors(len(inputs.token_ids), max_new_tokens=max_new_tokens)
+    processor = processors(target, inputs, SamplingParams(max_new_tokens=max_new_tokens))
     hf.forget_positions(model)
     arguments: dict[str, Any] = dict(inputs.tensors)
     token_ids, rows = [], []

@@ -2,83 +2,55 @@
 
 from __future__ import annotations
 
-import time
+import secrets
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
-from oneglance.accept import Greedy
+from oneglance.accept import Greedy, LogitsProcessor, Sampled
 from oneglance.core import (
     DEFAULT_BUDGET,
     AcceptRule,
-    CutReason,
     Drafter,
     Generation,
     InputError,
     OneglanceWarning,
-    Round,
     SamplingParams,
 )
-from oneglance.decode import Guarded, decode
 from oneglance.drafters import prepare
+from oneglance.stream import Run, Step, Stream
 from oneglance.targets import open_target
 from oneglance.targets.base import Target
 from oneglance.targets.chat import Message, encode
+from oneglance.targets.processing import processors
 from oneglance.targets.state import Inputs
-from oneglance.text import Piece, TextStream
 from oneglance.tree import policy
 
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What one round (or prefill, where ``round`` is None) added to a stream.
-
-    Attributes:
-        pieces: kept tokens with the text each released; the last one is the bonus unless the round was cut.
-        round: the round, None for the first token.
-    """
-
-    pieces: tuple[Piece, ...]
-    round: Round | None
-
-    @property
-    def text(self) -> str:
-        return "".join(piece.text for piece in self.pieces)
+__all__ = ["Decoder", "SamplingOptions", "Step", "Stream", "load"]
 
 
-class Stream(Iterator[Step]):
-    """A generation in progress: iterate over its steps, then read ``generation``.
+class SamplingOptions(TypedDict, total=False):
+    """Keyword arguments of ``generate`` and ``stream``: the fields of ``SamplingParams``, which explains them."""
 
-    Closing it early (``close``, or leaving a ``with`` block) keeps what was decoded; target and drafter stay usable.
-    """
-
-    def __init__(self, steps: Iterator[Step], finish: Callable[[], Generation]) -> None:
-        self._steps = steps
-        self._finish = finish
-
-    def __next__(self) -> Step:
-        return next(self._steps)
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Stop after the round in progress."""
-        close = getattr(self._steps, "close", None)
-        if close is not None:
-            close()
-
-    @property
-    def generation(self) -> Generation:
-        """The result so far; finished once the stream is exhausted."""
-        return self._finish()
+    max_new_tokens: int
+    stop: Sequence[str]
+    ignore_eos: bool
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float | None
+    frequency_penalty: float
+    presence_penalty: float
+    logit_bias: Mapping[int, float] | None
+    bad_words: Sequence[str | Sequence[int]] | None
+    min_new_tokens: int | None
+    seed: int | None
+    logits_processors: Sequence[LogitsProcessor]
 
 
 class Decoder:
@@ -100,8 +72,7 @@ class Decoder:
         *,
         images: Sequence[Any] = (),
         system: str | None = None,
-        max_new_tokens: int = 256,
-        stop: Sequence[str] = (),
+        **sampling: Unpack[SamplingOptions],
     ) -> Generation:
         """Decode a prompt to its end.
 
@@ -109,16 +80,13 @@ class Decoder:
             prompt: a user prompt, or chat messages.
             images: image sources for a plain prompt: paths, URLs, bytes, PIL images, arrays.
             system: system prompt.
-            max_new_tokens: cap on new tokens.
-            stop: strings that end the text.
+            sampling: how tokens are chosen and where the text ends, e.g. ``max_new_tokens=64, temperature=0.7,
+                seed=1``; see ``SamplingParams``. The default is greedy.
 
         Raises:
             InputError: a bad prompt, image or parameter; the message names the fix.
         """
-        stream = self.stream(prompt, images=images, system=system, max_new_tokens=max_new_tokens, stop=stop)
-        for _ in stream:
-            pass
-        return stream.generation
+        return _exhausted(self.stream(prompt, images=images, system=system, **sampling))
 
     def stream(
         self,
@@ -126,19 +94,29 @@ class Decoder:
         *,
         images: Sequence[Any] = (),
         system: str | None = None,
-        max_new_tokens: int = 256,
-        stop: Sequence[str] = (),
+        **sampling: Unpack[SamplingOptions],
     ) -> Stream:
         """As ``generate``, a round at a time."""
-        params = _params(max_new_tokens, stop)
+        params = SamplingParams(**sampling)  # type: ignore[arg-type]
+        return self.stream_params(prompt, params, images=images, system=system)
+
+    def stream_params(
+        self,
+        prompt: str | Sequence[Message],
+        params: SamplingParams,
+        *,
+        images: Sequence[Any] = (),
+        system: str | None = None,
+    ) -> Stream:
+        """As ``stream``, with the parameters in one object."""
         return self.stream_inputs(encode(self.target, prompt, images=images, system=system), params)
 
-    def generate_ids(self, *, max_new_tokens: int = 256, **inputs: Any) -> Tensor:
-        """Drop-in for ``model.generate(**inputs, do_sample=False)``.
+    def generate_ids(self, **inputs: Any) -> Tensor:
+        """Drop-in for ``model.generate(**inputs, do_sample=False)``, or for sampling with ``temperature=…``.
 
         Args:
-            max_new_tokens: cap on new tokens.
-            inputs: what the target's processor returned: ``input_ids`` (1, T), ``pixel_values``, …
+            inputs: what the target's processor returned, ``input_ids`` (1, T), ``pixel_values``, …, and sampling
+                parameters as in ``generate``.
 
         Returns:
             (1, T + new) prompt and new tokens.
@@ -146,25 +124,40 @@ class Decoder:
         Raises:
             InputError: a batch, padding, video, or an argument that is not supported.
         """
-        stream = self.stream_inputs(self.target.wrap(inputs), _params(max_new_tokens, ()))
-        for _ in stream:
-            pass
-        new = torch.tensor([stream.generation.token_ids], dtype=torch.long)
+        sampling = {name: inputs.pop(name) for name in SamplingOptions.__annotations__ if name in inputs}
+        generation = _exhausted(self.stream_inputs(self.target.wrap(inputs), SamplingParams(**sampling)))
         ids: Tensor = inputs["input_ids"]
-        return torch.cat([ids, new.to(ids)], dim=1)
+        return torch.cat([ids, torch.tensor([generation.token_ids], dtype=torch.long).to(ids)], dim=1)
 
     def stream_inputs(self, inputs: Inputs, params: SamplingParams) -> Stream:
         """Decode an encoded prompt, a round at a time."""
-        run = _Run(self, inputs, params)
+        if params.temperature and params.seed is None:
+            params = replace(params, seed=secrets.randbits(32))
+        rule = self.accept_rule(inputs, params)
+        run = Run(self.target, self.drafter, rule, inputs, params, self.say_once)
         return Stream(run.steps(), run.generation)
 
     def accept_rule(self, inputs: Inputs, params: SamplingParams) -> AcceptRule:
-        """The target's own greedy rule, with the processors of its generation config."""
-        processor = self.target.greedy_processors(len(inputs.token_ids), max_new_tokens=params.max_new_tokens)
+        """Greedy or sampled, with the processors that the parameters and the target's generation config ask for."""
+        processor = processors(self.target, inputs, params)
         if processor is not None:
-            names = ", ".join(type(p).__name__ for p in processor)  # type: ignore[attr-defined]
+            self._say_what_the_config_does(inputs, params)
+        if not params.temperature:
+            return Greedy(processor)
+        assert params.seed is not None, "stream_inputs draws one"
+        return Sampled(params.seed, processor)
+
+    def _say_what_the_config_does(self, inputs: Inputs, params: SamplingParams) -> None:
+        """Name the processors that nobody asked for in this call."""
+        others = SamplingParams(
+            max_new_tokens=params.max_new_tokens,
+            repetition_penalty=None if params.repetition_penalty is None else 1.0,
+            min_new_tokens=None if params.min_new_tokens is None else 0,
+        )
+        own = processors(self.target, inputs, others)
+        if own is not None:
+            names = ", ".join(type(p).__name__ for p in own)  # type: ignore[attr-defined]
             self.say_once(f"the target's generation config applies to every token: {names}")
-        return Greedy(processor)
 
     def say_once(self, message: str) -> None:
         """Warn, unless this decoder has said so before."""
@@ -173,80 +166,10 @@ class Decoder:
             warnings.warn(message, OneglanceWarning, stacklevel=2)
 
 
-class _Run:
-    """One generation: prefill, then rounds until the text stream ends."""
-
-    def __init__(self, decoder: Decoder, inputs: Inputs, params: SamplingParams) -> None:
-        self.decoder = decoder
-        self.inputs = inputs
-        self.params = params
-        target = decoder.target
-        self.text = TextStream(
-            target.tokenizer, params, eos_ids=target.eos_ids, context_room=target.context_length - len(inputs.token_ids)
-        )
-        self.drafter = Guarded(decoder.drafter, decoder.say_once)
-        self.rounds: list[Round] = []
-        self.prefill_ms = self.decode_ms = 0.0
-
-    def steps(self) -> Iterator[Step]:
-        target, rule = self.decoder.target, self.decoder.accept_rule(self.inputs, self.params)
-        if not self.text.room:
-            return
-        started = time.perf_counter()
-        state = target.prefill(self.inputs, self.drafter.target_layer_ids)
-        root = rule.first(state.last_row, state.token_ids)
-        self.prefill_ms = (time.perf_counter() - started) * 1e3
-        recorder = _Recorder(self.text)
-        recorder.push((root,))
-        state.token_ids.append(root)
-        yield Step(recorder.take(final=not self.text.room), None)
-        window = time.perf_counter()
-        for done in decode(target, self.drafter, rule, state, root, recorder):
-            self.decode_ms += (time.perf_counter() - window) * 1e3
-            self.rounds.append(done)
-            yield Step(recorder.take(final=not self.text.room), done)
-            window = time.perf_counter()
-
-    def generation(self) -> Generation:
-        return Generation(
-            text=self.text.text,
-            token_ids=list(self.text.token_ids),
-            finish_reason=self.text.finish_reason,
-            prefill_ms=self.prefill_ms,
-            decode_ms=self.decode_ms,
-            target=self.decoder.target.name,
-            head=self.decoder.drafter.name,
-            rounds=list(self.rounds),
-            fell_back=self.drafter.failure,
-        )
-
-
-class _Recorder:
-    """A text stream that remembers the pieces of the round in progress."""
-
-    def __init__(self, text: TextStream) -> None:
-        self._text = text
-        self._pieces: list[Piece] = []
-
-    @property
-    def cut(self) -> CutReason | None:
-        return self._text.cut
-
-    @property
-    def room(self) -> int:
-        return self._text.room
-
-    def push(self, token_ids: tuple[int, ...]) -> list[Piece]:
-        self._pieces = self._text.push(token_ids)
-        return self._pieces
-
-    def take(self, *, final: bool) -> tuple[Piece, ...]:
-        """The pieces of the last round; the very last one also carries the text that was held back."""
-        pieces = self._pieces
-        if final:
-            last = pieces[-1]
-            pieces = [*pieces[:-1], Piece(last.token_id, last.text + self._text.close())]
-        return tuple(pieces)
+def _exhausted(stream: Stream) -> Generation:
+    for _ in stream:
+        pass
+    return stream.generation
 
 
 def load(
@@ -285,9 +208,3 @@ def load(
     bind = prepare(drafter, head or target)
     opened = open_target(target, dtype=dtype, device=device, device_map=device_map, attention=attention)
     return Decoder(opened, bind(opened, policy=chosen, budget=budget, branch_k=branch_k))
-
-
-def _params(max_new_tokens: int, stop: Sequence[str]) -> SamplingParams:
-    if isinstance(stop, str):
-        raise InputError("stop takes a sequence of strings, got one string; write [stop]")
-    return SamplingParams(max_new_tokens=max_new_tokens, stop=tuple(stop))

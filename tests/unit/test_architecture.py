@@ -25,6 +25,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"drafters"}),
     frozenset({"runner"}),
     frozenset({"decode"}),
+    frozenset({"stream"}),
     frozenset({"decoder"}),
     frozenset({"audit", "train", "bench", "report", "serve", "engines", "testing"}),
     frozenset({"commands"}),

@@ -29,6 +29,17 @@ def generate(
     max_new_tokens: options.MaxNewTokens = options.MAX_NEW_TOKENS,
     stop: options.Stop = None,
     system: options.System = None,
+    temperature: options.Temperature = 0.0,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    min_p: options.MinP = 0.0,
+    seed: options.Seed = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    frequency_penalty: options.FrequencyPenalty = 0.0,
+    presence_penalty: options.PresencePenalty = 0.0,
+    logit_bias: options.LogitBias = None,
+    bad_word: options.BadWord = None,
+    min_new_tokens: options.MinNewTokens = None,
     dtype: options.Dtype = "auto",
     device: options.Device = None,
     device_map: options.DeviceMap = None,
@@ -43,7 +54,21 @@ def generate(
     """
     if prompt == "-":
         prompt = _read_stdin()
-    params = sampling(max_new_tokens, stop)
+    params = sampling(
+        max_new_tokens,
+        stop,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        repetition_penalty=repetition_penalty,
+        frequency_penalty=frequency_penalty,
+        presence_penalty=presence_penalty,
+        logit_bias=logit_bias,
+        bad_word=bad_word,
+        min_new_tokens=min_new_tokens,
+    )
     pictures = read_images(image)
     if not prompt and not pictures:
         raise InputError("the prompt is empty; give a text, --image, or both")
@@ -60,9 +85,7 @@ def generate(
         attention=attention,
         threads=threads,
     )
-    stream = decoder.stream(
-        prompt, images=pictures, system=system, max_new_tokens=params.max_new_tokens, stop=params.stop
-    )
+    stream = decoder.stream_params(prompt, params, images=pictures, system=system)
     is_whole = _consume(stream, None if json else terminal.StreamPrinter(sys.stdout))
     if json:
         terminal.write_json(stream.generation.as_dict())

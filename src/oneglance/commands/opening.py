@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from oneglance.core import InputError, SamplingParams
 
@@ -25,15 +25,43 @@ def check_tree(budget: int, branch_k: int | None) -> None:
         raise InputError(f"--branch-k must be at least 1, got {branch_k}")
 
 
-def sampling(max_new_tokens: int, stop: Sequence[str] | None = None) -> SamplingParams:
-    """Cap and stop strings.
+def sampling(
+    max_new_tokens: int,
+    stop: Sequence[str] | None = None,
+    *,
+    logit_bias: Sequence[str] | None = None,
+    bad_word: Sequence[str] | None = None,
+    **options: Any,
+) -> SamplingParams:
+    """How tokens are chosen and where the text ends.
+
+    Args:
+        max_new_tokens: cap.
+        stop: stop strings.
+        logit_bias: ``id:bias`` each.
+        bad_word: strings.
+        options: other fields of ``SamplingParams``.
 
     Raises:
-        InputError: a negative cap or an empty stop string.
+        InputError: a value outside its range, or an empty string.
     """
     if max_new_tokens < 0:
         raise InputError(f"--max-new-tokens must be at least 0, got {max_new_tokens}")
-    return SamplingParams(max_new_tokens=max_new_tokens, stop=tuple(stop or ()))
+    return SamplingParams(
+        max_new_tokens=max_new_tokens,
+        stop=tuple(stop or ()),
+        logit_bias=dict(_bias(text) for text in logit_bias or ()) or None,
+        bad_words=tuple(bad_word or ()) or None,
+        **options,
+    )
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, _, bias = text.partition(":")
+    try:
+        return int(token), float(bias)
+    except ValueError as error:
+        raise InputError(f"--logit-bias takes ID:BIAS, such as 42:-1.5, got {text!r}") from error
 
 
 def read_images(sources: Sequence[str] | None) -> list[Image.Image]:

@@ -13,7 +13,7 @@ BUILTIN = "builtin:reader"
 BUDGET = DEFAULT_BUDGET
 MAX_NEW_TOKENS = 256
 LONG_SIDE = 768  # appendix D
-MODEL, DECODING, MACHINE, OUTPUT = "Model", "Decoding", "Machine", "Output"
+MODEL, DECODING, SAMPLING, MACHINE, OUTPUT = "Model", "Decoding", "Sampling", "Machine", "Output"
 DATA = "Data"
 
 Target = Annotated[
@@ -44,6 +44,39 @@ MaxNewTokens = Annotated[
 Stop = Annotated[
     list[str] | None,
     typer.Option(metavar="TEXT", rich_help_panel=DECODING, help="End before this text. Repeat for several."),
+]
+Temperature = Annotated[
+    float, typer.Option(metavar="T", rich_help_panel=SAMPLING, help="0 is greedy; above, tokens are drawn.")
+]
+TopK = Annotated[int, typer.Option(metavar="K", rich_help_panel=SAMPLING, help="Draw from the K likeliest; 0 for all.")]
+TopP = Annotated[float, typer.Option(metavar="P", rich_help_panel=SAMPLING, help="Draw from the likeliest of mass P.")]
+MinP = Annotated[
+    float,
+    typer.Option(metavar="P", rich_help_panel=SAMPLING, help="Drop what is less than P times as likely as the best."),
+]
+Seed = Annotated[
+    int | None, typer.Option(metavar="N", rich_help_panel=SAMPLING, help="Seed of the draws; reported if not given.")
+]
+RepetitionPenalty = Annotated[
+    float | None,
+    typer.Option(metavar="R", rich_help_panel=SAMPLING, help="Divides the logits of tokens seen, prompt included."),
+]
+FrequencyPenalty = Annotated[
+    float, typer.Option(metavar="F", rich_help_panel=SAMPLING, help="Per occurrence in the answer so far, -2 to 2.")
+]
+PresencePenalty = Annotated[
+    float, typer.Option(metavar="F", rich_help_panel=SAMPLING, help="For occurring in the answer so far, -2 to 2.")
+]
+LogitBias = Annotated[
+    list[str] | None,
+    typer.Option(metavar="ID:B", rich_help_panel=SAMPLING, help="Add B to the logit of token ID. Repeat for several."),
+]
+BadWord = Annotated[
+    list[str] | None,
+    typer.Option(metavar="TEXT", rich_help_panel=SAMPLING, help="Never write this. Repeat for several."),
+]
+MinNewTokens = Annotated[
+    int | None, typer.Option(metavar="N", rich_help_panel=SAMPLING, help="No end before this many tokens.")
 ]
 System = Annotated[str | None, typer.Option(metavar="TEXT", rich_help_panel=DECODING, help="System prompt.")]
 Dtype = Annotated[

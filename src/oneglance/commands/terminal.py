@@ -109,6 +109,8 @@ def summary(generation: Generation) -> str:
         f"{_figure(generation.decode_ms_per_token)} ms/token",
         f"prefill {generation.prefill_ms:.0f} ms",
     ]
+    if generation.seed is not None:
+        parts.append(f"seed {generation.seed}")
     if generation.fell_back:
         parts.append(f"drafting ended early: {generation.fell_back}")
     return " · ".join(parts)

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from oneglance.accept import LogitsProcessor
 from oneglance.core import InputError, TokenTree
 from oneglance.targets import hf
 from oneglance.targets.state import Inputs, TargetState
@@ -152,11 +151,6 @@ class Target:
             "chat_template_sha256": _sha256(str(template)) if template else None,
             "quantisation": getattr(getattr(self.model.config, "quantization_config", None), "quant_method", None),
         }
-
-    def greedy_processors(self, prompt_length: int, *, max_new_tokens: int) -> LogitsProcessor | None:
-        """What ``generate(do_sample=False)`` does to the logits under this model's generation config, or None."""
-        processors = hf.greedy_processors(self.model, prompt_length, max_new_tokens=max_new_tokens)
-        return processors if len(processors) else None
 
     # Encoding ---------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
-from oneglance.core import TargetError
+from oneglance.core import SamplingParams, TargetError
 
 
 def cache_keyword(module: nn.Module) -> str:
@@ -153,24 +153,72 @@ def eos_ids(model: PreTrainedModel) -> tuple[int, ...]:
     return tuple(eos) if isinstance(eos, list | tuple) else (eos,)
 
 
+WARPERS = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
+
+
 def greedy_config(model: PreTrainedModel, *, max_new_tokens: int) -> GenerationConfig:
     """The model's own generation config, greedy and with our cap."""
     config = copy.deepcopy(model.generation_config) if model.generation_config is not None else GenerationConfig()
     config.do_sample = False
-    config.temperature = config.top_p = config.top_k = None
+    for name in WARPERS:
+        setattr(config, name, None)
     config.num_beams = 1
     config.max_new_tokens = max_new_tokens
     config.max_length = None
     return config
 
 
-def greedy_processors(model: PreTrainedModel, prompt_length: int, *, max_new_tokens: int) -> LogitsProcessorList:
-    """The logits processors that ``generate(do_sample=False)`` applies under the model's generation config."""
-    config = greedy_config(model, max_new_tokens=max_new_tokens)
-    config.max_length = prompt_length + max_new_tokens
-    device = str(next(model.parameters()).device)
+def processing_config(
+    model: PreTrainedModel, params: SamplingParams, bad_words_ids: Sequence[Sequence[int]] | None
+) -> GenerationConfig:
+    """The generation config that ``params`` stand for: the model's own, overridden by what they name.
+
+    Args:
+        model: gives the config.
+        params: temperature and filters are theirs alone.
+        bad_words_ids: their ``bad_words`` as token ids, or None.
+    """
+    config = greedy_config(model, max_new_tokens=params.max_new_tokens)
+    given = {
+        "repetition_penalty": params.repetition_penalty,
+        "min_new_tokens": params.min_new_tokens,
+        "bad_words_ids": [list(word) for word in bad_words_ids] if bad_words_ids else None,
+        "sequence_bias": [[[token], float(bias)] for token, bias in (params.logit_bias or {}).items()] or None,
+    }
+    if params.temperature:
+        given |= {
+            "do_sample": True,
+            "temperature": params.temperature,
+            "top_k": params.top_k or None,
+            "top_p": params.top_p,
+            "min_p": params.min_p or None,
+        }
+    for name, value in given.items():
+        if value is not None:
+            setattr(config, name, value)
+    return config
+
+
+def processors(
+    model: PreTrainedModel, config: GenerationConfig, prompt: torch.Tensor, *, extra: Sequence[Any] = ()
+) -> LogitsProcessorList:
+    """The logits processors that ``generate`` applies under a generation config, in its order.
+
+    Args:
+        model: knows how transformers builds them.
+        config: from ``greedy_config`` or ``processing_config``.
+        prompt: (1, T) token ids.
+        extra: more, which come after transformers' own and before temperature and filters.
+    """
+    config = copy.deepcopy(config)
+    config.max_length = prompt.shape[1] + config.max_new_tokens
+    device = str(prompt.device)
     model._prepare_special_tokens(config, device=device)
-    processors: LogitsProcessorList = model._get_logits_processor(
-        config, input_ids_seq_length=prompt_length, device=device
+    built: LogitsProcessorList = model._get_logits_processor(
+        config,
+        input_ids_seq_length=prompt.shape[1],
+        encoder_input_ids=prompt,
+        logits_processor=LogitsProcessorList(extra),
+        device=device,
     )
-    return processors
+    return built

@@ -1,0 +1,156 @@
+"""One generation in progress: prefill, then the loop's rounds with the text and figures that they add."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from oneglance.core import AcceptRule, CutReason, Drafter, Generation, Round, SamplingParams
+from oneglance.decode import Guarded, decode
+from oneglance.targets.base import Target
+from oneglance.targets.state import Inputs
+from oneglance.text import Piece, TextStream
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one round (or prefill, where ``round`` is None) added to a stream.
+
+    Attributes:
+        pieces: kept tokens with the text each released; the last one is the bonus unless the round was cut.
+        round: the round, None for the first token.
+    """
+
+    pieces: tuple[Piece, ...]
+    round: Round | None
+
+    @property
+    def text(self) -> str:
+        return "".join(piece.text for piece in self.pieces)
+
+
+class Stream(Iterator[Step]):
+    """A generation in progress: iterate over its steps, then read ``generation``.
+
+    Closing it early (``close``, or leaving a ``with`` block) keeps what was decoded; target and drafter stay usable.
+    """
+
+    def __init__(self, steps: Iterator[Step], finish: Callable[[], Generation]) -> None:
+        self._steps = steps
+        self._finish = finish
+
+    def __next__(self) -> Step:
+        return next(self._steps)
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop after the round in progress."""
+        close = getattr(self._steps, "close", None)
+        if close is not None:
+            close()
+
+    @property
+    def generation(self) -> Generation:
+        """The result so far; finished once the stream is exhausted."""
+        return self._finish()
+
+
+class Run:
+    """One generation: prefill, then rounds until the text stream ends.
+
+    Args:
+        target: the frozen model.
+        drafter: proposes; its failures end drafting, not the generation.
+        rule: reads the target's tokens off verified rows.
+        inputs: the prompt.
+        params: caps, stop strings, and the seed to report.
+        warn: says once what costs speed.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        rule: AcceptRule,
+        inputs: Inputs,
+        params: SamplingParams,
+        warn: Callable[[str], None],
+    ) -> None:
+        self.target = target
+        self.rule = rule
+        self.inputs = inputs
+        self.params = params
+        room = target.context_length - len(inputs.token_ids)
+        self.text = TextStream(target.tokenizer, params, eos_ids=target.eos_ids, context_room=room)
+        self.drafter = Guarded(drafter, warn)
+        self.rounds: list[Round] = []
+        self.prefill_ms = self.decode_ms = 0.0
+
+    def steps(self) -> Iterator[Step]:
+        """The first token, then a step a round."""
+        if not self.text.room:
+            return
+        started = time.perf_counter()
+        state = self.target.prefill(self.inputs, self.drafter.target_layer_ids)
+        root = self.rule.first(state.last_row, state.token_ids)
+        self.prefill_ms = (time.perf_counter() - started) * 1e3
+        recorder = Recorder(self.text)
+        recorder.push((root,))
+        state.token_ids.append(root)
+        yield Step(recorder.take(final=not self.text.room), None)
+        window = time.perf_counter()
+        for done in decode(self.target, self.drafter, self.rule, state, root, recorder):
+            self.decode_ms += (time.perf_counter() - window) * 1e3
+            self.rounds.append(done)
+            yield Step(recorder.take(final=not self.text.room), done)
+            window = time.perf_counter()
+
+    def generation(self) -> Generation:
+        """The result so far."""
+        return Generation(
+            text=self.text.text,
+            token_ids=list(self.text.token_ids),
+            finish_reason=self.text.finish_reason,
+            prefill_ms=self.prefill_ms,
+            decode_ms=self.decode_ms,
+            target=self.target.name,
+            head=self.drafter.name,
+            rounds=list(self.rounds),
+            fell_back=self.drafter.failure,
+            seed=self.params.seed if self.params.temperature else None,
+        )
+
+
+class Recorder:
+    """A text stream that remembers the pieces of the round in progress."""
+
+    def __init__(self, text: TextStream) -> None:
+        self._text = text
+        self._pieces: list[Piece] = []
+
+    @property
+    def cut(self) -> CutReason | None:
+        return self._text.cut
+
+    @property
+    def room(self) -> int:
+        return self._text.room
+
+    def push(self, token_ids: tuple[int, ...]) -> list[Piece]:
+        """Keep tokens, and remember their pieces until ``take``."""
+        self._pieces = self._text.push(token_ids)
+        return self._pieces
+
+    def take(self, *, final: bool) -> tuple[Piece, ...]:
+        """The pieces of the last round; the very last one also carries the text that was held back."""
+        pieces = self._pieces
+        if final:
+            last = pieces[-1]
+            pieces = [*pieces[:-1], Piece(last.token_id, last.text + self._text.close())]
+        return tuple(pieces)
