@@ -40,7 +40,8 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._token_ids: list[int] = []
         self._context_from = 0  # tokens before this one no longer influence the text that comes
-        self._emitted_to = 0
+        self._whole_to = 0  # tokens before this one ended on a whole character
+        self._num_emitted = 0  # characters of the tokens from _context_from on
 
     def push(self, token_id: int) -> str:
         """Add a token and return the text that is complete now."""
@@ -52,12 +53,15 @@ class Detokenizer:
         return self._emit(flush=True)
 
     def _emit(self, *, flush: bool) -> str:
-        before = self._decode(self._token_ids[self._context_from : self._emitted_to])
         text = self._decode(self._token_ids[self._context_from :])
-        if len(text) <= len(before) or (text.endswith(REPLACEMENT) and not flush):
-            return ""
-        self._context_from, self._emitted_to = self._emitted_to, len(self._token_ids)
-        return text[len(before) :]
+        whole = text if flush else text.rstrip(REPLACEMENT)
+        new = whole[self._num_emitted :]
+        if new:
+            self._num_emitted = len(whole)
+        if new and whole == text:
+            self._context_from, self._whole_to = self._whole_to, len(self._token_ids)
+            self._num_emitted = len(self._decode(self._token_ids[self._context_from :]))
+        return new
 
     def _decode(self, token_ids: list[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=True) if token_ids else ""
