@@ -135,7 +135,7 @@ def target_facts(target: Target) -> Facts:
     """Geometry of a target and where its parameters are."""
     config, fingerprint = target.text_config, target.fingerprint()
     total = sum(parameter.numel() for parameter in target.model.parameters())
-    embedding, lm_head = target.embedding.weight, target.lm_head.weight
+    embedding, lm_head = target.embedding.weight, next(target.lm_head.parameters())
     tables = embedding.numel() + (0 if lm_head is embedding else lm_head.numel())
     decoder = sum(p.numel() for p in target.text_model.parameters() if p is not embedding and p is not lm_head)
     return {

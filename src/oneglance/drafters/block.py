@@ -89,7 +89,7 @@ class BlockDrafter:
         self.budget = budget
         self.num_ranks = min(branch_k or budget, target.vocab_size)
         self._name = name
-        self._banned = torch.tensor(target.banned_ids, device=target.lm_head.weight.device, dtype=torch.long)
+        self._banned = torch.tensor(target.banned_ids, device=target.lm_head_device, dtype=torch.long)
 
     @classmethod
     def bind(cls, checkpoint: HeadCheckpoint, target: Target, **options: object) -> BlockDrafter:
@@ -143,7 +143,7 @@ class BlockDrafter:
         if state.fresh:
             self._ingest(state, draft_state)
         hidden = self._pass(root, draft_state, size)
-        logits = self.target.lm_head(hidden.to(self.target.lm_head.weight.device)).float()
+        logits = self.target.lm_head(hidden.to(self.target.lm_head_device)).float()
         if len(self._banned):
             logits[:, self._banned] = -torch.inf
         top = torch.topk(logits, min(self.num_ranks, logits.shape[-1]), dim=-1)

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, ClassVar
 
 import torch
@@ -82,7 +83,7 @@ class Target:
     @property
     def vocab_size(self) -> int:
         """Rows of the lm_head."""
-        return int(self.lm_head.weight.shape[0])
+        return int(self.text_config.vocab_size)
 
     @property
     def num_layers(self) -> int:
@@ -100,10 +101,15 @@ class Target:
         return embedding
 
     @property
-    def lm_head(self) -> nn.Linear:
+    def lm_head(self) -> nn.Module:
+        """Any module from (…, H) to (…, V): a linear layer, or what a quantiser put in its place."""
         head = self.model.get_output_embeddings()
-        assert isinstance(head, nn.Linear)
+        assert isinstance(head, nn.Module)
         return head
+
+    @property
+    def lm_head_device(self) -> torch.device:
+        return next(chain(self.lm_head.parameters(), self.lm_head.buffers())).device
 
     @property
     def device(self) -> torch.device:
@@ -289,6 +295,9 @@ class Target:
         """
         assert state.pending is not None
         assert len(path) == len(token_ids)
+        if not path:  # every choice was left to a single step
+            self.rollback(state)
+            return
         assert path[0] == 0
         num_rows, features = state.pending
         hf.keep_rows(state.cache, self.self_attention_layers, state.length, path, num_rows)
