@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,7 +48,7 @@ def test_piped_text_names_page_and_verdict(run: Run) -> None:
     result = run("demo", *FAST)
     assert result.code == 0
     assert "\x1b" not in result.out
-    assert str(PAGE) in result.out
+    assert PAGE.name in result.out
     assert "identical" in result.out
     assert "yes" in result.out
     assert "lines were read right" in result.out
@@ -59,6 +60,14 @@ def test_other_page_and_prompt(run: Run) -> None:
     assert result.json["images"] == [str(CHART)]
     assert result.json["budget"] == 15
     assert "|" in result.json["true_text"]
+
+
+def test_text_only_target_gets_no_page(run: Run, text_target: Path, text_head: Path) -> None:
+    words = ("demo", *FAST, "--target", text_target, "--head", text_head, "--prompt", "hello", "--max-new-tokens", 12)
+    result = run(*words, "--json")
+    assert result.code == 0
+    assert result.json["images"] == []
+    assert "takes no images" in run(*words, "--image", PAGE).error
 
 
 def test_true_text_is_known_only_for_our_pages_and_their_prompts() -> None:

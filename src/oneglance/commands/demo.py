@@ -67,6 +67,8 @@ def demo(
     from oneglance.commands.pairs import Duel
     from oneglance.targets.chat import encode
 
+    if image is None and not decoder.target.takes_images:
+        sources, pictures = [], []
     duel = Duel(decoder, encode(decoder.target, prompt, images=pictures), params)
     page = Page.of(sources, prompt)
     if json:
