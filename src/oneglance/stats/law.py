@@ -2,8 +2,10 @@
 
 Two estimators. ``ml`` maximises the likelihood of truncated-geometric runs with censoring, which is logistic
 regression on every match and miss. ``ls`` minimises squares of a against M(p; horizon), so that a text's end shortens
-the prediction as it shortens the run. ``ml`` is the default: on rounds that follow the law its slope varies less, and
-where copying makes the tail longer than any law's the two err alike (``benchmarks/law_estimators.md``).
+the prediction as it shortens the run. ``ml`` is the default: on rounds that follow the law its slope varies by a fifth
+to two fifths less, and both intervals cover. Where copying stretches the floor beyond any law, ``ls`` follows the
+conditional mean more closely (rms 1.1 against 1.4 tokens) with a slope five times as unsteady.
+``benchmarks/law_estimators.md`` has the simulation.
 """
 
 from __future__ import annotations

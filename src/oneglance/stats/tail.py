@@ -2,7 +2,8 @@
 
 Rounds of the lowest entropy decile only. The paper's χ²₄ figure of the likelihood ratio is given next to a
 parametric-bootstrap p, because under one hazard the second state's parameters do not exist and the χ² limit does not
-apply. Both tests take rounds as independent; the prompt-disjoint comparison does not.
+apply (``benchmarks/tail_tests.md``). Both take rounds as independent, and rounds of prompts that merely differ in their
+one hazard reject too; the prompt-disjoint comparison is there for that reason, though it cannot tell the two apart.
 """
 
 from __future__ import annotations
