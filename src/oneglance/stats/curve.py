@@ -11,12 +11,14 @@ from scipy.optimize import isotonic_regression
 from scipy.stats import rankdata
 
 from oneglance.stats.bootstrap import Array, Interval, resample_correlation, resample_mean
-from oneglance.stats.geometric import L, runs
+from oneglance.stats.geometric import runs
 from oneglance.stats.law import Law, checked_entropy
 
 DECILES = 10
 CEILING_BINS = 50
 LONG_RUN = 8  # P(a ≥ 8)
+MIN_ACCEPTING = 0.05
+NOT_DEGENERATE = "not degenerate"
 Verdict = Literal["holds", "inverted", "degenerate", "inconclusive"]
 
 
@@ -44,7 +46,8 @@ class Ceiling:
     """What any predictor that knows only entropy can explain (Prop. 2).
 
     Attributes:
-        share: between over total variance in equal-count bins, as in the paper; it grows with the number of bins.
+        share: between over total variance in equal-count bins, the paper's estimate (it does not say how its fifty are
+            cut); it grows with the number of bins.
         corrected: the same without the share that bins of pure noise would show (ω²-like, at least 0).
         num_bins: that were filled.
     """
@@ -126,17 +129,19 @@ def rank_correlation(h_nats: ArrayLike, a: ArrayLike, prompts: ArrayLike, *, see
 
 
 def assess(
-    law: Law, h_nats: ArrayLike, a: ArrayLike, prompts: ArrayLike, *, horizon: ArrayLike = L, seed: int = 0
+    law: Law, h_nats: ArrayLike, a: ArrayLike, prompts: ArrayLike, *, horizon: ArrayLike | None = None, seed: int = 0
 ) -> Fit:
     """Everything that Table 12 says about one fit, and the verdict.
 
-    The law *holds* where all of these do: the fit is not degenerate; b1 > 0 with an interval above zero; the rank
-    correlation is negative with an interval below zero; the curve R² or the reached fraction of the ceiling is at
-    least one half. It is *inverted* where b1 and the rank correlation both have the other sign, significantly.
-    The paper speaks of five pre-registered conditions without naming them; these follow the authors' README, which
-    names four. Intervals instead of plain p values, because rounds of one prompt are not independent.
+    The law *holds* where all of these do: the fit is not degenerate (it exists, and at least one round in twenty
+    accepts something); b1 > 0 with an interval above zero; the rank correlation is negative with an interval below
+    zero; the curve R² or the reached fraction of the ceiling is at least one half. It is *inverted* where b1 and the
+    rank correlation both have the other sign, significantly. The paper speaks of five pre-registered conditions
+    without naming them; these follow the authors' README, and the shares of one twentieth and one half of the curve
+    R² are ours. Intervals instead of plain p values, because rounds of one prompt are not independent.
     """
-    entropy, observed = checked_entropy(h_nats), runs(a, horizon)
+    longest = law.num_offsets if horizon is None else horizon
+    entropy, observed = checked_entropy(h_nats), runs(a, longest, num_offsets=law.num_offsets)
     values, names = observed.a.astype(float), np.asarray(prompts)
     fitted = law.mean(entropy, observed.horizon)
     codes = entropy_bins(entropy)
@@ -148,7 +153,7 @@ def assess(
     curve_r2 = r_squared(means, [b.fitted for b in bins])
     correlation = rank_correlation(entropy, values, names, seed=seed)
     criteria = {
-        "not degenerate": law.degenerate is None,
+        NOT_DEGENERATE: law.degenerate is None and float((values > 0).mean()) >= MIN_ACCEPTING,
         "slope above zero": law.b1.low > 0,
         "rank correlation below zero": correlation.high < 0,
         "curve R² or fraction of the ceiling at least ½": curve_r2 >= 0.5 or fraction >= 0.5,
@@ -184,7 +189,7 @@ def _bin(
 
 
 def _verdict(law: Law, correlation: Interval, criteria: dict[str, bool]) -> Verdict:
-    if law.degenerate is not None:
+    if not criteria[NOT_DEGENERATE]:
         return "degenerate"
     if all(criteria.values()):
         return "holds"

@@ -43,11 +43,11 @@ class Runs:
         return Runs(self.a[rows], self.horizon[rows])
 
 
-def runs(a: ArrayLike, horizon: ArrayLike = L) -> Runs:
+def runs(a: ArrayLike, horizon: ArrayLike = L, *, num_offsets: int = L) -> Runs:
     """Checked runs; one horizon serves all.
 
     Raises:
-        InputError: a length outside 0..horizon, a horizon below 1, or shapes that differ.
+        InputError: a length outside 0..horizon, a horizon outside 1..num_offsets, or shapes that differ.
     """
     length, longest = np.asarray(a), np.asarray(horizon)
     if not np.array_equal(length, np.round(length)) or not np.array_equal(longest, np.round(longest)):
@@ -56,10 +56,11 @@ def runs(a: ArrayLike, horizon: ArrayLike = L) -> Runs:
         longest = np.full(length.shape, longest)
     if length.ndim != 1 or length.shape != longest.shape:
         raise InputError(f"accepted lengths {length.shape} and horizons {longest.shape} must be two equal rows")
-    wrong = np.flatnonzero((longest < 1) | (length < 0) | (length > longest))
+    wrong = np.flatnonzero((longest < 1) | (longest > num_offsets) | (length < 0) | (length > longest))
     if wrong.size:
         row = int(wrong[0])
-        raise InputError(f"round {row} has accepted length {length[row]} with horizon {longest[row]}; need 0 ≤ a ≤ it")
+        found = f"round {row} has accepted length {length[row]} with horizon {longest[row]}"
+        raise InputError(f"{found}; need 0 ≤ a ≤ horizon and 1 ≤ horizon ≤ {num_offsets}")
     return Runs(length.astype(np.int64), longest.astype(np.int64))
 
 

@@ -91,7 +91,7 @@ def fit_law(
     h_nats: ArrayLike,
     a: ArrayLike,
     *,
-    horizon: ArrayLike = L,
+    horizon: ArrayLike | None = None,
     prompts: ArrayLike | None = None,
     method: Method = DEFAULT_METHOD,
     num_offsets: int = L,
@@ -102,14 +102,14 @@ def fit_law(
     Args:
         h_nats: (R,) entropy at the root.
         a: (R,) accepted length.
-        horizon: (R,) or one number: the longest length each round could have had.
+        horizon: (R,) or one number: the longest length each round could have had; None for L.
         prompts: (R,) names; None takes rounds as independent.
         method: estimator.
         num_offsets: L.
         level: of the intervals.
     """
     entropy = checked_entropy(h_nats)
-    observed = runs(a, horizon)
+    observed = runs(a, num_offsets if horizon is None else horizon, num_offsets=num_offsets)
     if entropy.shape != observed.a.shape:
         raise InputError(f"{entropy.size} entropies and {observed.a.size} accepted lengths")
     if method not in ("ml", "ls"):

@@ -115,10 +115,13 @@ def replay(
     h_nats: ArrayLike,
     prompts: ArrayLike,
     *,
+    horizon: ArrayLike | None = None,
     max_budget: int = MAX_BUDGET,
 ) -> Replay:
-    """Walk every round of a log with its sidecar: R tables (L, K) and ranks (R, L)."""
-    own = np.asarray(ranks, np.int64)
+    """Walk every round of a log with its sidecar: R tables (L, K) and ranks (R, L), up to each round's horizon."""
+    own = np.array(ranks, np.int64)
+    if horizon is not None:
+        own[np.arange(own.shape[1]) >= np.asarray(horizon)[:, None]] = -1
     if not len(log_q) or len(log_q) != len(own):
         raise InputError(f"{len(log_q)} marginals and {len(own)} rows of ranks; the sidecar must belong to the log")
     walked = [best_first_places(table, row, max_budget=max_budget) for table, row in zip(log_q, own, strict=True)]

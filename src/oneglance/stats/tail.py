@@ -223,13 +223,15 @@ def assess_tail(
     a: ArrayLike,
     prompts: ArrayLike,
     *,
-    horizon: ArrayLike = L,
+    horizon: ArrayLike | None = None,
     resamples: int = 999,
     seed: int = 0,
 ) -> Tail:
     """Test the floor of one task against the law that was fitted to all of its rounds."""
     rows = floor_rounds(h_nats)
-    observed, names = runs(a, horizon).take(rows), np.asarray(prompts)[rows]
+    longest = law.num_offsets if horizon is None else horizon
+    observed = runs(a, longest, num_offsets=law.num_offsets).take(rows)
+    names = np.asarray(prompts)[rows]
     if not observed.a.sum() or not observed.misses.sum():
         raise InputError("the floor has no match or no miss, so there is no run-length law to test")
     num_offsets, hazard = law.num_offsets, fit_hazard(observed)

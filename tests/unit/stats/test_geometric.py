@@ -97,6 +97,7 @@ def test_samples_follow_the_curve() -> None:
         ([3], [2], "round 0 has accepted length 3 with horizon 2"),
         ([1, -1], 15, "round 1 has accepted length -1"),
         ([0], [0], "horizon 0"),
+        ([0], [16], r"1 ≤ horizon ≤ 15"),
         ([1.5], 15, "whole numbers"),
         ([1, 2], [15], "two equal rows"),
     ],

@@ -114,6 +114,21 @@ def test_degenerate_rounds_have_no_fit_and_say_why() -> None:
     result = assess(fit_law(h, none), h, none, np.arange(50))
     assert result.verdict == "degenerate"
     assert not result.criteria["not degenerate"]
+    rare = np.where(np.arange(400) % 50 == 0, 1, 0)  # a lookup that hardly ever proposes
+    h = np.random.default_rng(0).random(400)
+    assert assess(fit_law(h, rare), h, rare, np.arange(400)).verdict == "degenerate"
+
+
+def test_other_block_sizes() -> None:
+    rng = np.random.default_rng(0)
+    h = rng.exponential(0.6, 5000)
+    a = np.cumprod(rng.random((5000, 7)) < expit(1.5 - 0.8 * h)[:, None], axis=1).sum(axis=1)
+    found = fit_law(h, a, num_offsets=7)
+    assert 1.5 in found.b0
+    assert found.cap == pytest.approx(sum(expit(found.b0.value) ** k for k in range(1, 8)))
+    assert assess(found, h, a, np.arange(5000) // 50).verdict == "holds"
+    with pytest.raises(InputError, match="horizon ≤ 7"):
+        fit_law(h, a, horizon=15, num_offsets=7)
 
 
 def test_bad_input_is_refused() -> None:

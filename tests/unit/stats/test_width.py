@@ -219,6 +219,16 @@ def test_learned_widths_go_where_entropy_says_they_pay() -> None:
     assert rounds.accepted(nodes).sum() > rounds.accepted(6).sum()
 
 
+def test_no_replay_accepts_beyond_its_horizon() -> None:
+    """The cap leaves the last token to the bonus, so its rank is known and still out of reach."""
+    tables, ranks, h = simulated(30, 2)
+    horizon = np.arange(30) % 6 + 1
+    free, bound = (
+        replay(tables, ranks, h, ["p"] * 30, horizon=own, max_budget=200).accepted(200) for own in (None, horizon)
+    )
+    np.testing.assert_array_equal(bound, np.minimum(free, horizon))
+
+
 def test_bad_input_is_refused() -> None:
     with pytest.raises(InputError, match="sidecar must belong"):
         replay([], np.zeros((1, 3)), [0.0], ["a"])
