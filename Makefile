@@ -6,9 +6,10 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 BUDGETS ?= 1 2 15 31 63 127
 PROMPTS ?= 200
+TRIALS ?= 50
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint format-check types format audit-full clean
+.PHONY: help demo test check lint format-check types format audit-full kill-resume clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +38,9 @@ format: $(STAMP) ## repair lint and format where that is mechanical
 audit-full: $(STAMP) ## the whole identity audit: 200 prompts × every budget × tree and chain
 	$(BIN)/oneglance audit --prompts $(PROMPTS) --tasks all --dtype float32 \
 	  $(foreach budget,$(BUDGETS),--budget $(budget)) --tree best_first --tree chain
+
+kill-resume: $(STAMP) ## kill a training run at random moments and resume it, TRIALS times (default 50)
+	$(BIN)/python tests/train/kill_resume.py --trials $(TRIALS)
 
 clean: ## remove the environment, builds and caches
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

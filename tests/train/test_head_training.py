@@ -165,6 +165,21 @@ def test_a_saved_head_loads_and_fits(target: Target, traces: Path, tmp_path: Pat
     assert checkpoint.config == trainer.head.config
 
 
+def test_short_answers_do_not_pay_for_anchors_that_they_cannot_have() -> None:
+    def blocks(num_anchors: int, *lengths: int) -> torch.Size:
+        rows = [(list(range(3 + length)), 3) for length in lengths]
+        rngs = [generator(i) for i in range(len(rows))]
+        options = {"block_size": 4, "mask_token_id": 99, "reveal": Reveal(enabled=False), "rngs": rngs}
+        built = build_blocks(rows, num_anchors=num_anchors, **options)
+        labelled = (built.labels >= 0).any(-1).sum(-1).tolist()
+        assert labelled == [min(num_anchors, length - 1) for length in lengths]
+        return built.token_ids.shape
+
+    assert blocks(512, 5, 12) == (2, 16, 4)
+    assert blocks(512, 2) == (1, 8, 4)
+    assert blocks(6, 40, 3) == (2, 6, 4)
+
+
 def test_heldout_samples_must_not_be_in_training(traces: Path) -> None:
     rows = read_traces(traces).rows
     check_disjoint(rows[:2], rows[2:])

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+WIDTH_STEP = 8  # blocks a sample come in multiples of this, below num_anchors
+
 
 @dataclass(frozen=True, slots=True)
 class Reveal:
@@ -93,15 +95,18 @@ def build_blocks(
 
     Args:
         rows: (token ids of prompt and answer, prompt length) per sample. Only answer tokens can be anchors or labels.
-        num_anchors: A, blocks a sample at most; drawn without replacement.
+        num_anchors: blocks a sample at most; drawn without replacement. A is as many as the longest answer of the
+            batch has candidates, rounded up so that few shapes occur: short answers do not pay for long ones.
         block_size: B.
         mask_token_id: fills hidden slots.
         reveal: how many slots are visible.
         rngs: one generator a sample.
     """
-    token_ids = np.full((len(rows), num_anchors, block_size), mask_token_id)
-    labels = np.full((len(rows), num_anchors, block_size), -100)
-    anchors = np.zeros((len(rows), num_anchors), dtype=np.int64)
+    candidates_at_most = max(len(ids) - 1 - prompt_length for ids, prompt_length in rows)
+    width = min(num_anchors, max(1, -(-candidates_at_most // WIDTH_STEP)) * WIDTH_STEP)
+    token_ids = np.full((len(rows), width, block_size), mask_token_id)
+    labels = np.full((len(rows), width, block_size), -100)
+    anchors = np.zeros((len(rows), width), dtype=np.int64)
     slots = np.arange(block_size)
     for index, ((ids, prompt_length), rng) in enumerate(zip(rows, rngs, strict=True)):
         candidates = np.arange(prompt_length, len(ids) - 1)

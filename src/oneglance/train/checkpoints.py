@@ -13,6 +13,7 @@ from oneglance.core import InputError
 from oneglance.drafters.checkpoint import SCHEMA_VERSION, load_checkpoint, save_checkpoint
 from oneglance.drafters.head import BlockHead, HeadConfig
 from oneglance.targets.base import FEATURE_POINT, Target
+from oneglance.train.evaluate import expected_accepted
 from oneglance.train.recipe import HeadRecipe
 
 
@@ -30,17 +31,47 @@ class Checkpoints:
     def path(self, step: int) -> Path:
         return self.folder / f"step-{step:07d}"
 
-    def save(self, step: int, head: BlockHead, optimiser: Any, card: dict[str, Any]) -> None:
-        """Write to a scratch folder, then rename."""
+    def save(
+        self, step: int, head: BlockHead, optimiser: Any, card: dict[str, Any], *, top1: list[float] | None = None
+    ) -> None:
+        """Write to a scratch folder, then rename.
+
+        Args:
+            step: optimiser steps so far.
+            head: trained.
+            optimiser: its state goes along.
+            card: ``config.json``.
+            top1: held-out accuracies of this step, where it was evaluated.
+        """
         scratch = self.folder / f"{self.path(step).name}.partial"
         shutil.rmtree(scratch, ignore_errors=True)
         save_checkpoint(head, scratch, card)
         torch.save(optimiser.state_dict(), scratch / "optimiser.pt")
-        (scratch / "state.json").write_text(json.dumps({"step": step}))
-        shutil.rmtree(self.path(step), ignore_errors=True)
+        (scratch / "state.json").write_text(json.dumps({"step": step, "heldout_top1": top1}))
+        if self.path(step).exists():
+            self._drop(step)
         scratch.rename(self.path(step))
+        best = self.best()
         for old in self.steps()[: -self.keep]:
-            shutil.rmtree(self.path(old))
+            if old != best:
+                self._drop(old)
+
+    def accuracies(self) -> dict[int, list[float]]:
+        """Held-out top-1 at each offset, of the steps that have it."""
+        found = {step: json.loads((self.path(step) / "state.json").read_text()) for step in self.steps()}
+        return {step: state["heldout_top1"] for step, state in found.items() if state.get("heldout_top1")}
+
+    def best(self) -> int | None:
+        """The step with the longest expected accepted chain, the earlier of equals."""
+        scores = {step: expected_accepted(top1) for step, top1 in self.accuracies().items()}
+        return max(scores, key=lambda step: (scores[step], -step)) if scores else None
+
+    def _drop(self, step: int) -> None:
+        """Rename first: a half-deleted checkpoint must not look complete."""
+        doomed = self.folder / f"{self.path(step).name}.partial-old"
+        shutil.rmtree(doomed, ignore_errors=True)
+        self.path(step).rename(doomed)
+        shutil.rmtree(doomed)
 
     def restore(self, head: BlockHead, optimiser: Any) -> int:
         """Load the newest checkpoint into head and optimiser; its step, or 0 where there is none."""
@@ -56,12 +87,15 @@ class Checkpoints:
         return steps[-1]
 
 
-def head_card(recipe: HeadRecipe, config: HeadConfig, target: Target, *, step: int) -> dict[str, Any]:
+def head_card(
+    recipe: HeadRecipe, config: HeadConfig, target: Target, *, step: int, dtype: str = "float32"
+) -> dict[str, Any]:
     """``config.json`` of a trained head: z-lab's keys, and our own under ``oneglance``."""
     from oneglance.train.initial import head_layout
 
     return {
         **head_layout(recipe, target),
+        "dtype": dtype,
         "oneglance": {
             "schema_version": SCHEMA_VERSION,
             "feature_point": FEATURE_POINT,

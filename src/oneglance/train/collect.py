@@ -235,7 +235,7 @@ class Collection:
 
     @property
     def progress(self) -> Progress:
-        skipped = dict(Counter(skip.reason for skip in self._skips))
+        skipped = dict(Counter(str(skip.reason) for skip in self._skips))
         return Progress(self._num_rows + len(self._skips), len(self.prompts), self._num_tokens, skipped)
 
     def _asked(self) -> Iterator[Asked]:

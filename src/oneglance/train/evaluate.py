@@ -55,19 +55,51 @@ def heldout_accuracy(head: BlockHead, target: Target, samples: Sequence[Sample],
     return Accuracy((hits / labelled.clamp(min=1)).tolist(), labelled.int().tolist())
 
 
+def expected_accepted(top1: Sequence[float]) -> float:
+    """Expected accepted length of the width-1 chain if offsets were independent: the sum of the prefix products of
+    the top-1 accuracies. It is the scalar by which checkpoints are selected: an offset counts as much as the offsets
+    before it let it."""
+    reach, total = 1.0, 0.0
+    for share in top1:
+        reach *= share
+        total += reach
+    return total
+
+
+def rounds_per_prompt(
+    head: BlockHead,
+    target: Target,
+    rows: Sequence[Trace],
+    *,
+    long_side: int | None,
+    budget: int,
+    prompts_per_task: int | None = None,
+) -> dict[str, list[list[int]]]:
+    """Per task and prompt the kept tokens of each round, decoding in the target's dtype as serving does."""
+    serving = BlockHead(head.config)
+    serving.load_state_dict(head.state_dict())
+    serving = serving.to(device=head.fc.weight.device, dtype=target.dtype).eval().requires_grad_(False)
+    decoder = Decoder(target, BlockDrafter(serving, target, budget=budget))
+    kept: dict[str, list[list[int]]] = {}
+    for row in rows:
+        own = kept.setdefault(row.task, [])
+        if prompts_per_task is not None and len(own) >= prompts_per_task:
+            continue
+        params = SamplingParams(max_new_tokens=max(2, len(row.answer_ids)))
+        stream = decoder.stream_inputs(row.encode(target, long_side=long_side), params)
+        own.append([len(step.round.token_ids) for step in stream if step.round is not None])
+    return kept
+
+
 def heldout_tau(head: BlockHead, target: Target, rows: Sequence[Trace], recipe: HeadRecipe) -> dict[str, float]:
     """τ pooled over the rounds of each task, over the first prompts of each task."""
-    taken: dict[str, int] = {}
-    kept: dict[str, list[int]] = {}
-    drafter = BlockDrafter(head, target, budget=recipe.schedule.tau_budget)
-    decoder = Decoder(target, drafter)
-    for row in rows:
-        if taken.get(row.task, 0) >= recipe.schedule.tau_prompts:
-            continue
-        taken[row.task] = taken.get(row.task, 0) + 1
-        inputs = row.encode(target, long_side=recipe.image_long_side)
-        stream = decoder.stream_inputs(inputs, SamplingParams(max_new_tokens=max(2, len(row.answer_ids))))
-        for step in stream:
-            if step.round is not None:
-                kept.setdefault(row.task, []).append(len(step.round.token_ids))
-    return {task: sum(lengths) / len(lengths) for task, lengths in kept.items()}
+    kept = rounds_per_prompt(
+        head,
+        target,
+        rows,
+        long_side=recipe.image_long_side,
+        budget=recipe.schedule.tau_budget,
+        prompts_per_task=recipe.schedule.tau_prompts,
+    )
+    pooled = {task: [n for rounds in prompts for n in rounds] for task, prompts in kept.items()}
+    return {task: sum(lengths) / len(lengths) for task, lengths in pooled.items() if lengths}

@@ -33,28 +33,32 @@ def initial_head(recipe: HeadRecipe, target: Target) -> tuple[HeadConfig, BlockH
 
 
 def head_layout(recipe: HeadRecipe, target: Target) -> dict[str, Any]:
-    """``config.json`` of the head in z-lab's layout."""
+    """``config.json`` of the head in z-lab's layout. A warm start brings whatever decides what its weights compute:
+    block size, RoPE, norm epsilon, sliding layers."""
     shape, text = recipe.head, target.text_config
     start = load_checkpoint(recipe.init).config if recipe.init else None
+    num_layers = start.num_hidden_layers if start else shape.num_layers
     heads = shape.num_attention_heads or (start.num_attention_heads if start else text.num_attention_heads)
     key_heads = shape.num_key_value_heads or (start.num_key_value_heads if start else text.num_key_value_heads)
     default_dim = getattr(text, "head_dim", None) or target.hidden_size // text.num_attention_heads
     return {
         "architectures": ["DFlashDraftModel"],
         "model_type": "qwen3",
-        "block_size": shape.block_size,
+        "block_size": start.block_size if start else shape.block_size,
         "num_target_layers": target.num_layers,
-        "num_hidden_layers": start.num_hidden_layers if start else shape.num_layers,
+        "num_hidden_layers": num_layers,
         "hidden_size": target.hidden_size,
         "intermediate_size": shape.intermediate_size or (start.intermediate_size if start else text.intermediate_size),
         "num_attention_heads": heads,
         "num_key_value_heads": key_heads,
         "head_dim": shape.head_dim or (start.head_dim if start else default_dim),
-        "rms_norm_eps": 1e-6,
+        "rms_norm_eps": start.rms_norm_eps if start else 1e-6,
         "hidden_act": "silu",
         "rope_theta": start.rope_theta if start else shape.rope_theta,
-        "rope_scaling": None,
+        "rope_scaling": _llama3_scaling(start),
         "max_position_embeddings": target.context_length,
+        "layer_types": list(start.layer_types if start and start.layer_types else ["full_attention"] * num_layers),
+        "sliding_window": start.sliding_window if start else None,
         "attention_bias": False,
         "tie_word_embeddings": False,
         "vocab_size": target.vocab_size,
@@ -84,6 +88,19 @@ def mask_token_id(recipe: HeadRecipe, target: Target, start: HeadConfig | None) 
     if len(tokenizer) < target.embedding.num_embeddings:
         return len(tokenizer)
     raise InputError("the target has no spare embedding row for a mask token; set head.mask_token_id in the recipe")
+
+
+def _llama3_scaling(start: HeadConfig | None) -> dict[str, Any] | None:
+    if start is None or start.rope_llama3 is None:
+        return None
+    factor, low, high, original = start.rope_llama3
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": low,
+        "high_freq_factor": high,
+        "original_max_position_embeddings": original,
+    }
 
 
 def _layers(recipe: HeadRecipe, target: Target, start: HeadConfig | None) -> tuple[int, ...]:

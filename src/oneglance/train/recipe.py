@@ -99,10 +99,17 @@ class Optimiser(Section):
 
 
 class Schedule(Section):
-    """When to report, save and evaluate, in optimiser steps."""
+    """When to report, save and evaluate, in optimiser steps. What was evaluated is saved too.
+
+    Attributes:
+        keep: newest checkpoints that stay on disk; the best one by held-out top-1 stays as well.
+        tau_prompts: held-out prompts a task that are decoded for τ.
+        tau_budget: of the tree, for τ.
+    """
 
     log_every: int = Field(default=10, gt=0)
     save_every: int = Field(default=200, gt=0)
+    keep: int = Field(default=3, gt=0)
     evaluate_every: int = Field(default=200, gt=0)
     tau_prompts: int = Field(default=8, ge=0)
     tau_budget: int = Field(default=63, gt=0)
@@ -115,6 +122,7 @@ class HeadRecipe(Section):
         ours: values that the paper does not give and that are our choice, by dotted name.
         init: a DFlash head to warm-start from; tensors that do not fit are initialised anew, and said.
         precision: of the head's forward and backward; master weights are fp32 always.
+        save_dtype: of the final head's tensors; checkpoints to resume from are fp32.
     """
 
     schema_version: Literal[1] = 1
@@ -125,6 +133,7 @@ class HeadRecipe(Section):
     seed: int = 0
     init: str | None = None
     precision: Literal["no", "bf16", "fp16"] = "no"
+    save_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     image_long_side: int | None = Field(default=768, gt=0)
     head: HeadShape = HeadShape()
     data: Data

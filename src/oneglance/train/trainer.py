@@ -7,7 +7,6 @@ divided by the global sum of weights: two processes equal one with twice the acc
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,8 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
+from oneglance.core import InputError
+from oneglance.drafters.checkpoint import save_checkpoint
 from oneglance.drafters.head import BlockHead, HeadConfig
 from oneglance.targets.base import Target
 from oneglance.train.blocks import build_blocks, generator
@@ -26,6 +27,7 @@ from oneglance.train.checkpoints import Checkpoints, head_card
 from oneglance.train.evaluate import Accuracy, heldout_accuracy, heldout_tau
 from oneglance.train.initial import initial_head
 from oneglance.train.recipe import HeadRecipe
+from oneglance.train.runlog import log, open_run
 from oneglance.train.step import PackedHead, Sample, StepResult, block_loss, run_target
 from oneglance.train.traces import Trace, check_disjoint, read_traces
 
@@ -38,7 +40,7 @@ class Progress:
         step: optimiser steps so far, of ``num_steps``.
         loss: weighted mean slot loss of the step.
         top1: (L,) share of right predictions at each offset in this step's blocks.
-        samples_per_s: since the last report.
+        samples_per_s: since the last report; 0 before the first step.
         heldout: accuracy on held-out traces, where this step was evaluated.
         tau: per task, where evaluated.
     """
@@ -58,12 +60,13 @@ class HeadTrainer:
     Args:
         recipe: decides everything.
         target: the frozen target.
-        out: run folder: ``log.jsonl``, ``checkpoints/``, ``head/``.
+        out: run folder: ``recipe.json``, ``log.jsonl``, ``checkpoints/``, ``head/``.
+        trackers: experiment trackers of accelerate, such as ``tensorboard``.
     """
 
-    def __init__(self, recipe: HeadRecipe, target: Target, out: Path) -> None:
+    def __init__(self, recipe: HeadRecipe, target: Target, out: Path, *, trackers: Sequence[Any] = ()) -> None:
         self.recipe, self.target, self.out = recipe, target, out
-        self.accelerator = Accelerator(mixed_precision=recipe.precision)
+        self.accelerator = _accelerator(recipe, target, out, trackers)
         self.train_rows = _usable(read_traces(recipe.data.train).rows)
         self.heldout_rows = _usable(read_traces(recipe.data.heldout).rows) if recipe.data.heldout else []
         check_disjoint(self.train_rows, self.heldout_rows)
@@ -75,7 +78,7 @@ class HeadTrainer:
             packed.parameters(), lr=optimiser.lr, betas=optimiser.betas, weight_decay=optimiser.weight_decay
         )
         self.packed, self.adam = self.accelerator.prepare(packed, adam)
-        self.checkpoints = Checkpoints(out / "checkpoints")
+        self.checkpoints = Checkpoints(out / "checkpoints", keep=recipe.schedule.keep)
         self._features: dict[str, Sample] = {}
 
     @property
@@ -98,8 +101,16 @@ class HeadTrainer:
         return max(1, math.ceil(optimiser.epochs * len(self.train_rows) / per_step))
 
     def run(self, *, resume: bool = False) -> Iterator[Progress]:
-        """Train to the end, yielding after each reported step."""
-        start = self.checkpoints.restore(self.head, self.adam) if resume else 0
+        """Train to the end, yielding after each reported step, then write ``head/``.
+
+        A fresh run from a warm start, or with held-out traces, first yields step 0: what the head does before training.
+
+        Raises:
+            InputError: the folder holds another run.
+        """
+        start = self._begin(resume)
+        if start == 0 and self.recipe.init and self.heldout_rows:
+            yield self._report(0, 0.0, None, 0.0, True)
         reported, since = time.perf_counter(), 0
         for step in range(start, self.num_steps):
             result, loss = self._step(step)
@@ -107,13 +118,30 @@ class HeadTrainer:
             done = step + 1
             last = done == self.num_steps
             evaluated = bool(self.heldout_rows) and (last or done % self.recipe.schedule.evaluate_every == 0)
+            progress = None
             if last or evaluated or done % self.recipe.schedule.log_every == 0:
                 rate = since * self.accelerator.num_processes / (time.perf_counter() - reported)
                 progress = self._report(done, loss, result, rate, evaluated)
                 reported, since = time.perf_counter(), 0
+            if last or evaluated or done % self.recipe.schedule.save_every == 0:
+                self._save(done, progress)
+            if progress is not None:
                 yield progress
-            if last or done % self.recipe.schedule.save_every == 0:
-                self._save(done)
+        self._finish()
+
+    def _begin(self, resume: bool) -> int:
+        steps = self.checkpoints.steps()
+        if self.accelerator.is_main_process:
+            open_run(self.out, self.recipe, start=steps[-1] if steps and resume else 0, resume=resume)
+        self.accelerator.wait_for_everyone()
+        return self.checkpoints.restore(self.head, self.adam) if resume else 0
+
+    def _finish(self) -> None:
+        if self.accelerator.is_main_process:
+            write_head(self.head, self.recipe, self.target, self.out / "head", step=self.num_steps)
+        self.accelerator.wait_for_everyone()
+        if self.accelerator.trackers:
+            self.accelerator.end_training()
 
     def _step(self, step: int) -> tuple[StepResult, float]:
         optimiser = self.recipe.optimiser
@@ -175,33 +203,77 @@ class HeadTrainer:
             self._features[row.id] = sample
         return sample
 
-    def _report(self, step: int, loss: float, result: StepResult, rate: float, evaluated: bool) -> Progress:
+    def _report(self, step: int, loss: float, result: StepResult | None, rate: float, evaluated: bool) -> Progress:
         accuracy = tau = None
         if evaluated and self.accelerator.is_main_process:
             accuracy = heldout_accuracy(self.head, self.target, [self._sample(r) for r in self.heldout_rows])
             tau = heldout_tau(self.head, self.target, self.heldout_rows, self.recipe)
-        top1 = (result.hits / result.labelled.clamp(min=1)).tolist()
+        top1 = (result.hits / result.labelled.clamp(min=1)).tolist() if result else []
         progress = Progress(step, self.num_steps, loss, top1, rate, accuracy, tau)
         if self.accelerator.is_main_process:
-            self._log(progress)
+            log(self.out, as_row(progress))
+        if self.accelerator.trackers:
+            self.accelerator.log(as_scalars(progress), step=step)
         return progress
 
-    def _log(self, progress: Progress) -> None:
-        self.out.mkdir(parents=True, exist_ok=True)
-        row: dict[str, Any] = {"step": progress.step, "loss": progress.loss, "top1": progress.top1}
-        row["samples_per_s"] = round(progress.samples_per_s, 2)
-        if progress.heldout is not None:
-            row["heldout_top1"] = progress.heldout.top1
-        if progress.tau is not None:
-            row["heldout_tau"] = progress.tau
-        with (self.out / "log.jsonl").open("a") as file:
-            file.write(json.dumps(row) + "\n")
-
-    def _save(self, step: int) -> None:
+    def _save(self, step: int, progress: Progress | None) -> None:
         if self.accelerator.is_main_process:
             card = head_card(self.recipe, self.config, self.target, step=step)
-            self.checkpoints.save(step, self.head, self.adam, card)
+            heldout = progress.heldout if progress else None
+            self.checkpoints.save(step, self.head, self.adam, card, top1=heldout.top1 if heldout else None)
         self.accelerator.wait_for_everyone()
+
+
+def as_row(progress: Progress) -> dict[str, Any]:
+    """A line of ``log.jsonl``."""
+    row: dict[str, Any] = {"step": progress.step}
+    if progress.step:
+        row |= {"loss": progress.loss, "top1": progress.top1, "samples_per_s": round(progress.samples_per_s, 2)}
+    if progress.heldout is not None:
+        row["heldout_top1"] = progress.heldout.top1
+    if progress.tau is not None:
+        row["heldout_tau"] = progress.tau
+    return row
+
+
+def as_scalars(progress: Progress) -> dict[str, float]:
+    """For trackers: one number a name; offsets count from 1."""
+    scalars = {"loss": progress.loss, "samples_per_s": progress.samples_per_s} if progress.step else {}
+    scalars |= {f"top1/offset_{k}": share for k, share in enumerate(progress.top1, start=1)}
+    if progress.heldout is not None:
+        scalars |= {f"heldout_top1/offset_{k}": share for k, share in enumerate(progress.heldout.top1, start=1)}
+    return scalars | {f"heldout_tau/{task}": tau for task, tau in (progress.tau or {}).items()}
+
+
+def write_head(head: BlockHead, recipe: HeadRecipe, target: Target, folder: Path, *, step: int) -> None:
+    """Write the final head, in the recipe's ``save_dtype``."""
+    dtype = getattr(torch, recipe.save_dtype)
+    saved = BlockHead(head.config).to(dtype)
+    saved.load_state_dict({key: value.to(dtype) for key, value in head.state_dict().items()})
+    save_checkpoint(saved, folder, head_card(recipe, head.config, target, step=step, dtype=recipe.save_dtype))
+
+
+def _accelerator(recipe: HeadRecipe, target: Target, out: Path, trackers: Sequence[Any]) -> Accelerator:
+    """Accelerate on the target's device.
+
+    Raises:
+        InputError: a tracker is not installed.
+    """
+    from accelerate.tracking import get_available_trackers
+
+    available = [str(getattr(name, "value", name)) for name in get_available_trackers()]
+    for tracker in trackers:
+        if isinstance(tracker, str) and tracker not in available:
+            raise InputError(f"tracker {tracker!r} is not installed; here are {', '.join(available) or 'none'}")
+    accelerator = Accelerator(
+        mixed_precision=recipe.precision,
+        cpu=target.device.type == "cpu",
+        log_with=list(trackers) or None,
+        project_dir=str(out),
+    )
+    if trackers:
+        accelerator.init_trackers(recipe.name)
+    return accelerator
 
 
 def learning_rate(peak: float, step: int, num_steps: int, warmup_share: float, final_share: float) -> float:

@@ -1,0 +1,158 @@
+"""``oneglance train``: a draft head from traces, by a recipe."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from oneglance.commands import opening, options, terminal
+from oneglance.core import InputError, OneglanceWarning
+
+if TYPE_CHECKING:
+    from oneglance.train.trainer import HeadTrainer, Progress
+
+SHOWN_OFFSETS = (1, 2, 4, 8, 15)
+Recipe = Annotated[Path, typer.Argument(metavar="RECIPE", help="A YAML file; recipes/ holds the paper's.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="Changes to the recipe.")]
+Out = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Run folder; default runs/ and the recipe's name.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint, if there is one.")]
+Tracker = Annotated[
+    list[str] | None,
+    typer.Option("--tracker", metavar="NAME", help="Also log to a tracker of accelerate: tensorboard, wandb, …"),
+]
+
+
+def train(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    out: Out = None,
+    resume: Resume = False,
+    tracker: Tracker = None,
+    device: options.Device = None,
+    threads: options.Threads = None,
+    json: options.Json = False,
+) -> None:
+    """Train a draft head on traces. Only the head learns; the target stays as it is.
+
+    The final head goes to FOLDER/head, checkpoints and log.jsonl beside it. A killed run goes on with --resume, on the
+    curve that it would have had. On several GPUs: accelerate launch -m oneglance.train RECIPE. In several CPU
+    processes: torchrun --nproc-per-node 2 -m oneglance.train RECIPE --device cpu.
+    """
+    from oneglance.train.recipe import load_recipe
+
+    plan = load_recipe(recipe, overrides or [])
+    opening.set_threads(threads)
+    state = process_state(device)
+    from oneglance.targets import open_target
+    from oneglance.train.trainer import HeadTrainer
+
+    folder = out or Path("runs") / plan.name
+    target = open_target(plan.target, dtype=plan.target_dtype, device=device or str(state.device))
+    trainer = HeadTrainer(plan, target, folder, trackers=tracker or ())
+    console = Console(stderr=True, highlight=False, quiet=json or not state.is_main_process)
+    memory = introduce(trainer, console)
+    reports = follow(trainer, console, resume=resume)
+    if not state.is_main_process:
+        return
+    result = {"out": str(folder), "head": str(folder / "head"), "memory_bytes": memory, **outcome(trainer, reports)}
+    if json:
+        terminal.write_json(result)
+    else:
+        print(terminal.visible(f"head after {trainer.num_steps} steps in {folder / 'head'}"))
+
+
+def process_state(device: str | None) -> Any:
+    """This process among the training processes, and its device.
+
+    Raises:
+        InputError: accelerate is not installed.
+    """
+    try:
+        from accelerate import PartialState
+    except ImportError as error:
+        raise InputError("training needs accelerate; install it with: pip install 'oneglance[train]'") from error
+    return PartialState(cpu=device == "cpu")
+
+
+def introduce(trainer: HeadTrainer, console: Console) -> int:
+    """Say what is about to be trained and what memory it will take; the bytes besides the target."""
+    from oneglance.drafters.head import num_parameters
+    from oneglance.train.memory import training_memory
+
+    config = trainer.config
+    console.print(
+        f"head of {num_parameters(config) / 1e6:.1f} M parameters, {config.num_hidden_layers} layers, kept layers "
+        f"{', '.join(map(str, config.target_layer_ids))}, mask id {config.mask_token_id}; "
+        f"{len(trainer.train_rows)} training and {len(trainer.heldout_rows)} held-out samples, "
+        f"{trainer.num_steps} steps"
+    )
+    if trainer.recipe.init:
+        console.print(f"warm start from {trainer.recipe.init}: " + _anew(trainer.reinitialised))
+    memory = training_memory(trainer.recipe, trainer.target, config, trainer.train_rows)
+    console.print(memory.line())
+    advice = memory.advice()
+    if advice:
+        warnings.warn(advice, OneglanceWarning, stacklevel=2)
+    return memory.needed
+
+
+def follow(trainer: HeadTrainer, console: Console, *, resume: bool) -> list[Progress]:
+    """Train to the end: a line a report, and a bar on a terminal."""
+    reports = []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=console, disable=console.quiet or not sys.stderr.isatty(), transient=True) as bar:
+        task = bar.add_task("training", total=trainer.num_steps)
+        for progress in trainer.run(resume=resume):
+            reports.append(progress)
+            bar.update(task, completed=progress.step, description=f"loss {progress.loss:.3f}")
+            for line in lines(progress):
+                console.print(line)
+    return reports
+
+
+def lines(progress: Progress) -> list[str]:
+    """A report, for people."""
+    head = f"step {progress.step}/{progress.num_steps}"
+    found = []
+    if progress.step:
+        top1 = at_offsets(progress.top1)
+        found.append(f"{head}: loss {progress.loss:.4f}, top-1 {top1}, {progress.samples_per_s:.1f} samples/s")
+    if progress.heldout is not None:
+        before = "" if progress.step else ", before training"
+        found.append(f"{head}: held-out top-1 {at_offsets(progress.heldout.top1)}{before}")
+    if progress.tau:
+        found.append(f"{head}: τ " + ", ".join(f"{task} {tau:.2f}" for task, tau in sorted(progress.tau.items())))
+    return found
+
+
+def at_offsets(top1: list[float]) -> str:
+    """Accuracies at a few offsets."""
+    return " ".join(f"@{k} {top1[k - 1]:.3f}" for k in SHOWN_OFFSETS if k <= len(top1))
+
+
+def outcome(trainer: HeadTrainer, reports: list[Progress]) -> dict[str, Any]:
+    """The JSON object of a run."""
+    heldout = [report for report in reports if report.heldout is not None]
+    zero_shot = next((report for report in heldout if report.step == 0), None)
+    last = heldout[-1] if heldout else None
+    return {
+        "steps": trainer.num_steps,
+        "loss": reports[-1].loss if reports else None,
+        "heldout_top1": last.heldout.top1 if last and last.heldout else None,
+        "tau": last.tau if last else None,
+        "zero_shot_tau": zero_shot.tau if zero_shot else None,
+        "reinitialised": trainer.reinitialised,
+    }
+
+
+def _anew(names: list[str]) -> str:
+    if not names:
+        return "every tensor fits"
+    return f"{len(names)} tensors do not fit and are initialised anew: {', '.join(names)}"

@@ -1,0 +1,113 @@
+"""How much memory a training run will need, part by part, before it starts. An estimate, from shapes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from oneglance.drafters.head import HeadConfig, num_parameters
+from oneglance.targets.base import Target
+from oneglance.train.blocks import WIDTH_STEP
+from oneglance.train.recipe import HeadRecipe
+from oneglance.train.step import CHUNK
+from oneglance.train.traces import Trace
+
+ADAM_BYTES = 16  # a parameter: fp32 weight, gradient, two moments
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes by part, and what is free on the device.
+
+    Attributes:
+        parts: name → bytes, at the peak.
+        available: free bytes; what the target already holds is not among them.
+        target: bytes that the loaded target holds.
+    """
+
+    parts: dict[str, int]
+    available: int
+    target: int
+
+    @property
+    def needed(self) -> int:
+        """Besides the target, which is loaded already."""
+        return sum(self.parts.values())
+
+    def line(self) -> str:
+        """For a terminal."""
+        parts = ", ".join(f"{name} {_size(count)}" for name, count in self.parts.items())
+        return (
+            f"memory: about {_size(self.needed)} besides the target's {_size(self.target)} ({parts}); "
+            f"{_size(self.available)} free"
+        )
+
+    def advice(self) -> str | None:
+        """What to do where it will not fit."""
+        if self.needed <= self.available:
+            return None
+        fixed = self.parts["head and optimiser"] + self.parts.get("cached features", 0)
+        if fixed > self.available:
+            return "the head and its optimiser state alone do not fit; train a smaller head or use a larger device"
+        return (
+            "this will probably run out of memory: lower data.num_anchors or optimiser.batch_size "
+            "(and raise optimiser.accumulate)"
+        )
+
+
+def training_memory(recipe: HeadRecipe, target: Target, config: HeadConfig, rows: Sequence[Trace]) -> Memory:
+    """Estimate the peak of a run.
+
+    Args:
+        recipe: batch, anchors, precision.
+        target: loaded.
+        config: the head's geometry.
+        rows: training traces; the longest ones decide.
+    """
+    length, anchors = _longest(recipe, target, rows)
+    batch, slots = recipe.optimiser.batch_size, recipe.optimiser.batch_size * anchors * config.block_size
+    half = recipe.precision != "no"
+    width = 2 if half else 4
+    parameters = num_parameters(config)
+    heads = config.num_attention_heads * config.head_dim
+    keys = config.num_key_value_heads * config.head_dim
+    per_slot = 10 * config.hidden_size + 3 * config.intermediate_size + 2 * heads + 2 * keys
+    context = batch * length * (config.feature_size * (4 + target.dtype.itemsize) + config.hidden_size * 8)
+    context += config.num_hidden_layers * batch * length * 2 * keys * 2 * width
+    pairs = slots * (length + anchors * config.block_size)
+    logits = min(CHUNK, batch * anchors) * config.num_offsets * config.vocab_size * 4 * 3
+    parts = {
+        "head and optimiser": parameters * (ADAM_BYTES + (2 if half else 0)),
+        "context": context,
+        "blocks": config.num_hidden_layers * slots * per_slot * width,
+        "masks": pairs * (1 + width),
+        "logits": logits,
+    }
+    if recipe.data.cache_features:
+        row = config.feature_size * target.dtype.itemsize
+        parts["cached features"] = len(rows) * length * row
+    held = sum(p.numel() * p.element_size() for p in target.model.parameters())
+    return Memory(parts, available_bytes(target.device), held)
+
+
+def available_bytes(device: torch.device) -> int:
+    """Free memory of a device."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    import psutil  # type: ignore[import-untyped]  # comes with accelerate
+
+    return int(psutil.virtual_memory().available)
+
+
+def _longest(recipe: HeadRecipe, target: Target, rows: Sequence[Trace]) -> tuple[int, int]:
+    """Tokens of the longest sample, prompt and answer, and its anchors."""
+    longest = sorted(rows, key=lambda row: -len(row.answer_ids))[:4]
+    prompts = [len(row.encode(target, long_side=recipe.image_long_side).token_ids) for row in longest]
+    answer = len(longest[0].answer_ids)
+    return min(recipe.data.max_length, max(prompts) + answer), min(recipe.data.num_anchors, answer + WIDTH_STEP - 1)
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"

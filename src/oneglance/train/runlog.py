@@ -1,0 +1,53 @@
+"""What a training run leaves behind besides checkpoints: its recipe and its log."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from oneglance.core import InputError
+from oneglance.train.recipe import HeadRecipe
+from oneglance.train.traces import append_lines, read_lines
+
+LOG, RECIPE = "log.jsonl", "recipe.json"
+FREE = ("schedule", "save_dtype", "ours")  # sections that a resumed run may change: no weight depends on them
+
+
+def open_run(out: Path, recipe: HeadRecipe, *, start: int, resume: bool) -> None:
+    """Prepare the folder of a run that begins after ``start`` steps; what a killed run logged past it goes.
+
+    Raises:
+        InputError: the folder holds a run that is not to be resumed, or one of another recipe.
+    """
+    path, own = out / RECIPE, recipe.model_dump(mode="json")
+    if path.is_file() and not resume:
+        raise InputError(f"{out} already holds a run; --resume goes on with it, another --out starts anew")
+    if path.is_file():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        differing = [key for key in own if key not in FREE and before.get(key) != own[key]]
+        if differing:
+            raise InputError(
+                f"{out} holds a run with another {differing[0]}; resume it as it was, or choose another --out"
+            )
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(own, indent=2) + "\n")
+    kept = [row for row in read_lines(out / LOG) if row["step"] <= start]
+    write_atomically(out / LOG, "".join(json.dumps(row) + "\n" for row in kept))
+
+
+def log(out: Path, row: dict[str, Any]) -> None:
+    """Append a row."""
+    append_lines(out / LOG, [row])
+
+
+def read_log(out: Path) -> list[dict[str, Any]]:
+    """All rows so far."""
+    return read_lines(out / LOG)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file's text as a whole."""
+    scratch = path.with_name(path.name + ".partial")
+    scratch.write_text(text, encoding="utf-8")
+    scratch.replace(path)

@@ -1,0 +1,119 @@
+"""Training over several processes, and processes that are killed."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from accelerate.state import AcceleratorState
+
+from oneglance.decoder import Decoder
+from oneglance.drafters.plain import NoDrafter
+from oneglance.targets.base import Target
+from oneglance.testing import tiny_target
+from oneglance.train.collect import Collection, LocalAnswerer
+from oneglance.train.memory import training_memory
+from oneglance.train.prompts import Prompt
+from oneglance.train.recipe import HeadRecipe
+from oneglance.train.runlog import read_log
+from oneglance.train.traces import read_traces
+from oneglance.train.trainer import HeadTrainer
+
+HERE = Path(__file__).parent
+PLAN = {
+    "name": "tiny",
+    "head": {"num_layers": 1, "target_layer_ids": [1, 2], "head_dim": 8},
+    "optimiser": {"lr": 0.003, "batch_size": 2, "epochs": None, "max_steps": 4},
+    "schedule": {"log_every": 1},
+}
+
+
+@pytest.fixture(autouse=True)
+def _own_accelerator() -> Iterator[None]:
+    """Accelerate keeps one state a process, precision included."""
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def traces(target: Target, folder: Path) -> Path:
+    prompts = [Prompt(f"p{i}", "text", f"Question number {i}, please") for i in range(6)]
+    answerer = LocalAnswerer(Decoder(target, NoDrafter()), max_new_tokens=24)
+    list(Collection(folder, prompts, target, None, 24, {}).run(answerer))
+    return folder
+
+
+def launch(*words: object) -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"}
+    done = subprocess.run(
+        [sys.executable, "-m", *map(str, words)], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.slow
+def test_two_processes_equal_one_with_twice_the_accumulation(tmp_path: Path) -> None:
+    target = tiny_target("qwen3")
+    target.model.save_pretrained(tmp_path / "target")
+    target.processor.save_pretrained(tmp_path / "target")
+    plan = {**PLAN, "target": str(tmp_path / "target"), "data": {"train": str(traces(target, tmp_path / "traces"))}}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(plan))
+    words = ("torch.distributed.run", "--nproc_per_node", 2, "-m", "oneglance.train", tmp_path / "recipe.yaml")
+    launch(*words, "--out", tmp_path / "two", "--device", "cpu")
+    single = HeadRecipe(**{**plan, "optimiser": {**plan["optimiser"], "accumulate": 2}})
+    one = [p.loss for p in HeadTrainer(single, target, tmp_path / "one").run()]
+    got = [row["loss"] for row in read_log(tmp_path / "two")]
+    assert got == pytest.approx(one, rel=1e-5)
+    heads = [torch.load(tmp_path / n / "checkpoints/step-0000004/optimiser.pt")["state"] for n in ("one", "two")]
+    for key in heads[0]:
+        assert torch.allclose(heads[0][key]["exp_avg"], heads[1][key]["exp_avg"], rtol=1e-3, atol=1e-7)
+
+
+@pytest.mark.slow
+def test_killed_runs_lose_nothing() -> None:
+    done = subprocess.run(
+        [sys.executable, str(HERE / "kill_resume.py"), "--trials", "3", "--seed", "5"],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert summary["kills"] >= 2
+    assert summary["broken_curves"] == 0
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight:UserWarning")  # RMSNorm under autocast
+def test_a_bfloat16_target_is_evaluated_in_its_dtype(tmp_path: Path) -> None:
+    AcceleratorState._reset_state(reset_partial_state=True)
+    target = tiny_target("qwen3", dtype=torch.bfloat16)
+    for name in ("train", "heldout"):
+        traces(target, tmp_path / name)
+    lines = (tmp_path / "heldout" / "traces.jsonl").read_text().replace("Question", "Riddle")
+    (tmp_path / "heldout" / "traces.jsonl").write_text(lines)
+    data = {"train": str(tmp_path / "train"), "heldout": str(tmp_path / "heldout")}
+    plan = HeadRecipe(**{**PLAN, "data": data, "precision": "bf16", "schedule": {"log_every": 4, "tau_prompts": 1}})
+    last = list(HeadTrainer(plan, target, tmp_path / "run").run())[-1]
+    assert last.tau is not None
+    assert last.tau["text"] >= 1
+
+
+def test_memory_is_estimated_part_by_part(tmp_path: Path) -> None:
+    target = tiny_target("qwen3")
+    folder = traces(target, tmp_path / "traces")
+    plan = HeadRecipe(**{**PLAN, "data": {"train": str(folder)}})
+    trainer = HeadTrainer(plan, target, tmp_path / "run")
+    memory = training_memory(plan, target, trainer.config, read_traces(folder).rows)
+    list(trainer.run())
+    states = [t for state in trainer.adam.optimizer.state.values() for t in state.values() if t.ndim]
+    held = sum(p.numel() * 8 for p in trainer.head.parameters()) + sum(t.numel() * 4 for t in states)
+    assert memory.parts["head and optimiser"] == held
+    assert memory.advice() is None
+    small = type(memory)(memory.parts, memory.needed - 1, memory.target)
+    assert "lower data.num_anchors" in (small.advice() or "")
+    assert "alone do not fit" in (type(memory)(memory.parts, 1, memory.target).advice() or "")
