@@ -1,0 +1,153 @@
+"""The model card of a head: what it drafts for, how it was trained, what it does, per task with n and interval."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from oneglance.core import InputError
+from oneglance.drafters.checkpoint import HeadCheckpoint, load_checkpoint
+from oneglance.drafters.head import num_parameters
+
+FILES = ("config.json", "model.safetensors", "README.md")
+
+
+def model_card(head: HeadCheckpoint, *, licence: str, tasks: list[dict[str, Any]], budget: int | None = None) -> str:
+    """The text of ``README.md``.
+
+    Args:
+        head: on disk.
+        licence: of the weights, as the hub names it (``apache-2.0``).
+        tasks: rows of ``oneglance eval-head --json``; may be empty, and the card then says that τ is unknown.
+        budget: nodes of the tree with which they were measured.
+    """
+    card, config = head.card, head.config
+    training = card.get("training") or {}
+    recipe = training.get("recipe") or {}
+    target = card.get("target") or "unknown"
+    front: dict[str, Any] = {
+        "license": licence,
+        "library_name": "oneglance",
+        "tags": ["speculative-decoding", "dflash"],
+    }
+    if "/" in target and not target.startswith((".", "/")):
+        front["base_model"] = target
+    facts = {
+        "target": target,
+        "target revision": card.get("target_revision") or "unknown",
+        "target config": (card.get("target_config_sha256") or "unknown")[:16],
+        "chat template": (card.get("chat_template_sha256") or "unknown")[:16],
+        "features": card.get("feature_point") or "unknown",
+        "kept layers": ", ".join(map(str, config.target_layer_ids)),
+        "head": f"{num_parameters(config) / 1e6:.1f} M parameters, {config.num_hidden_layers} layers, "
+        f"block {config.block_size}; embedding and lm_head are the target's",
+        "licence": licence,
+    }
+    parts = [
+        "---\n" + yaml.safe_dump(front, sort_keys=False) + "---",
+        f"# A draft head for {target}",
+        "Drafts a block of tokens in one pass; the target verifies them, so its text does not change.",
+        _table(["", ""], [[key, str(value)] for key, value in facts.items()]),
+        "## Acceptance",
+        _acceptance(tasks, budget),
+        "## Training",
+        _training(recipe, training),
+        "## Use",
+        f"```\noneglance generate PROMPT --image PAGE --target {target} --head THIS_REPOSITORY\n```",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def write_card(folder: Path, text: str) -> None:
+    """Put the card beside the head."""
+    scratch = folder / "README.md.partial"
+    scratch.write_text(text, encoding="utf-8")
+    scratch.replace(folder / "README.md")
+
+
+def read_scores(path: Path | None, head: str) -> tuple[list[dict[str, Any]], int | None]:
+    """Tasks and budget of a file that ``eval-head --json`` wrote.
+
+    Raises:
+        InputError: it cannot be read or holds something else.
+    """
+    if path is None:
+        return [], None
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        tasks, budget = raw["tasks"], raw["budget"]
+        for row in tasks:
+            row["task"], row["n"], row["tau"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is not what 'oneglance eval-head --head {head} --json' writes") from error
+    return tasks, budget
+
+
+def upload(folder: Path, repository: str, *, private: bool, revision: str | None) -> str:
+    """Upload a head and its card; the address of the commit.
+
+    Raises:
+        InputError: the hub refuses.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    api = HfApi()
+    try:
+        api.create_repo(repository, private=private, exist_ok=True)
+        done = api.upload_folder(
+            repo_id=repository, folder_path=str(folder), allow_patterns=list(FILES), revision=revision
+        )
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(f"cannot upload to {repository}: {reason}; log in with 'hf auth login'") from error
+    return str(done)
+
+
+def open_head(folder: Path) -> HeadCheckpoint:
+    """A head that lies in a folder.
+
+    Raises:
+        InputError: it does not, or is damaged.
+    """
+    if not folder.is_dir():
+        raise InputError(f"there is no folder {folder}; give the head folder of a run, such as runs/NAME/head")
+    return load_checkpoint(str(folder))
+
+
+def _acceptance(tasks: list[dict[str, Any]], budget: int | None) -> str:
+    if not tasks:
+        return "τ unknown: not measured."
+    rows = []
+    for row in tasks:
+        has_interval = row.get("ci_low") is not None
+        interval = f"[{row['ci_low']:.2f}, {row['ci_high']:.2f}]" if has_interval else "–"
+        tau = "–" if row["tau"] is None else f"{row['tau']:.2f}"
+        rows.append([row["task"], str(row["n"]), tau, interval, f"{row['top1'][0]:.3f}"])
+    note = (
+        f"τ is kept tokens a round, bonus included; greedy, batch one, tree of {budget} nodes; bootstrap over prompts."
+    )
+    return _table(["task", "n", "τ", "95 % interval", "top-1 @1"], rows) + "\n\n" + note
+
+
+def _training(recipe: dict[str, Any], training: dict[str, Any]) -> str:
+    if not recipe:
+        return "Unknown: the head carries no training card."
+    data = dict(recipe.get("data") or {})
+    for key in ("train", "heldout"):  # folder names of the machine that trained it
+        if data.get(key):
+            data[key] = Path(data[key]).name
+    shown = {**recipe, "data": data}
+    ours = ", ".join(recipe.get("ours") or ()) or "none named"
+    return (
+        f"{training.get('step', 'unknown')} steps of this recipe. Values that are this project's choice and not the "
+        f"paper's: {ours}.\n\n```yaml\n{yaml.safe_dump(shown, sort_keys=False)}```"
+    )
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

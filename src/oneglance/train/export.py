@@ -1,0 +1,221 @@
+"""A head in the layouts of other programs, and back.
+
+``dflash``, ``vllm`` and ``sglang`` are one layout (z-lab's); the last two add what the engine checks and the flags that
+start it. ``speculators`` nests the transformer config and counts layer boundaries. ``transformers`` renames two tensors
+for the class of its built-in block drafting.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from oneglance.core import HeadError, InputError
+from oneglance.drafters.checkpoint import HeadCheckpoint, load_checkpoint
+from oneglance.drafters.head import HeadConfig
+
+Format = Literal["dflash", "speculators", "vllm", "sglang", "transformers"]
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+RENAMED = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
+SPECULATORS_VERSION = "0.5.0"
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        folder: where.
+        hint: how to use it there, one line.
+    """
+
+    folder: Path
+    hint: str
+
+
+def export(name: str, out: Path, format: str, *, dtype: str = "bfloat16", target: str | None = None) -> Exported:
+    """Write a head in another layout.
+
+    Args:
+        name: head: a folder, a hub id or ``builtin:reader``.
+        out: new folder.
+        format: a key of ``FORMATS``.
+        dtype: of the tensors.
+        target: hub id or folder that the head drafts for; default what its card says.
+
+    Raises:
+        InputError: unknown format or dtype, a folder that is in use, or a head that the format cannot express.
+    """
+    if format not in FORMATS:
+        raise InputError(f"unknown format {format!r}; choose one of {', '.join(FORMATS)}")
+    if dtype not in DTYPES:
+        raise InputError(f"unknown dtype {dtype!r}; choose one of {', '.join(DTYPES)}")
+    if out.exists() and any(out.iterdir()):
+        raise InputError(f"{out} is not empty; choose another --out")
+    head = load_checkpoint(name)
+    drafts_for = target or str(head.card.get("target") or "TARGET")
+    config, tensors, hint = FORMATS[format](head, out, drafts_for)
+    scratch = out.with_name(out.name + ".partial")
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    converted = {key: value.to(DTYPES[dtype]).contiguous() for key, value in tensors.items()}
+    save_file(converted, scratch / "model.safetensors", metadata={"format": "pt"})
+    (scratch / "config.json").write_text(json.dumps({**config, "dtype": dtype}, indent=2) + "\n", encoding="utf-8")
+    if out.exists():
+        out.rmdir()
+    scratch.rename(out)
+    return Exported(out, hint)
+
+
+def read_exported(folder: Path) -> tuple[HeadConfig, dict[str, Tensor]]:
+    """Geometry and tensors of an exported head, whatever the layout: what a round trip must preserve.
+
+    Raises:
+        HeadError: it is none of the layouts.
+    """
+    raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    tensors = load_file(folder / "model.safetensors")
+    if raw.get("speculators_model_type") == "dflash":
+        layers = [i - 1 for i in raw["aux_hidden_state_layer_ids"]]
+        flat = {**raw["transformer_layer_config"], "block_size": raw["block_size"], "target_layer_ids": layers}
+        flat |= {"mask_token_id": raw["mask_token_id"], "num_target_layers": raw["oneglance"]["num_target_layers"]}
+        return HeadConfig.from_checkpoint(flat), tensors
+    if raw.get("model_type") == "muse_glimmer_assistant":
+        back = {new: old for old, new in RENAMED.items()}
+        rest = raw["oneglance"]
+        return HeadConfig.from_checkpoint({**raw, **rest}), {back.get(k, k): v for k, v in tensors.items()}
+    if "dflash_config" in raw:
+        return HeadConfig.from_checkpoint(raw), tensors
+    raise HeadError(f"{folder} is not an exported head")
+
+
+def plain_config(head: HeadCheckpoint) -> dict[str, Any]:
+    """z-lab's ``config.json``, every key in its place, whatever the head was loaded from."""
+    config, raw = head.config, head.raw
+    kept = ("rope_scaling", "bos_token_id", "eos_token_id", "pad_token_id", "oneglance")
+    types = config.layer_types or ("full_attention",) * config.num_hidden_layers
+    return {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "block_size": config.block_size,
+        "num_target_layers": config.num_target_layers,
+        "num_hidden_layers": config.num_hidden_layers,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": None,
+        "max_position_embeddings": config.max_position_embeddings,
+        "layer_types": list(types),
+        "sliding_window": config.sliding_window,
+        "use_sliding_window": "sliding_attention" in types,
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        "vocab_size": config.vocab_size,
+        "dflash_config": {
+            "mask_token_id": config.mask_token_id,
+            "target_layer_ids": list(config.target_layer_ids),
+        },
+        **{key: raw[key] for key in kept if raw.get(key) is not None},
+    }
+
+
+Converted = tuple[dict[str, Any], dict[str, Tensor], str]
+
+
+def _dflash(head: HeadCheckpoint, out: Path, target: str) -> Converted:
+    return plain_config(head), head.tensors, f"oneglance generate PROMPT --target {target} --head {out}"
+
+
+def _vllm(head: HeadCheckpoint, out: Path, target: str) -> Converted:
+    settings = {"method": "dflash", "model": str(out), "num_speculative_tokens": head.config.num_offsets}
+    return plain_config(head), head.tensors, f"vllm serve {target} --speculative-config '{json.dumps(settings)}'"
+
+
+def _sglang(head: HeadCheckpoint, out: Path, target: str) -> Converted:
+    if head.config.mask_token_id >= head.config.vocab_size:
+        raise HeadError("SGLang wants a mask id below the target's vocabulary; this head's lies past it")
+    flags = f"--speculative-algorithm DFLASH --speculative-draft-model-path {out}"
+    return plain_config(head), head.tensors, f"python -m sglang.launch_server --model-path {target} {flags}"
+
+
+def _speculators(head: HeadCheckpoint, out: Path, target: str) -> Converted:
+    """Embedding and lm_head stay out, as speculators itself leaves them out for full vocabularies."""
+    plain, config = plain_config(head), head.config
+    outside = ("architectures", "block_size", "num_target_layers", "dflash_config", "oneglance")
+    proposal = {"proposal_type": "greedy", "speculative_tokens": config.num_offsets}
+    nested = {
+        "architectures": ["DFlashDraftModel"],
+        "speculators_model_type": "dflash",
+        "speculators_version": SPECULATORS_VERSION,
+        "block_size": config.block_size,
+        "draft_vocab_size": config.vocab_size,
+        "mask_token_id": config.mask_token_id,
+        # boundaries: 0 is the embedding's output, so a kept layer i is i + 1
+        "aux_hidden_state_layer_ids": [i + 1 for i in config.target_layer_ids],
+        "transformer_layer_config": {key: value for key, value in plain.items() if key not in outside},
+        "speculators_config": {
+            "algorithm": "dflash",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [proposal],
+            "verifier": {"name_or_path": target, "architectures": []},
+        },
+        "oneglance": {**head.card, "num_target_layers": config.num_target_layers},
+    }
+    return nested, head.tensors, f"vllm serve {out}"
+
+
+def _transformers(head: HeadCheckpoint, out: Path, target: str) -> Converted:
+    """transformers reads ``hidden_states[i + 1]``, before a DeepStack add: right for text targets, an approximation at
+    image rows of the first levels of Qwen3-VL. Its sliding layers are bidirectional, ours are not."""
+    config = head.config
+    if "sliding_attention" in config.layer_types:
+        raise HeadError("transformers' block drafting has bidirectional sliding layers, this head has causal ones")
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
+    if config.rope_llama3 is not None:
+        scaling = {**(head.raw.get("rope_scaling") or {}), **(head.raw.get("rope_parameters") or {})}
+        rope = {**scaling, "rope_type": "llama3", "rope_theta": config.rope_theta}
+    named = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    flat = {
+        "architectures": ["MuseGlimmerAssistantModel"],
+        "model_type": "muse_glimmer_assistant",
+        **{key: getattr(config, key) for key in named},
+        "head_dim": config.head_dim,
+        "rms_norm_eps": config.rms_norm_eps,
+        "hidden_act": "silu",
+        "rope_parameters": rope,
+        "max_position_embeddings": config.max_position_embeddings,
+        "layer_types": ["full_attention"] * config.num_hidden_layers,
+        "block_size": config.block_size,
+        "mask_token_id": config.mask_token_id,
+        "target_layer_ids": list(config.target_layer_ids),
+        **{key: head.raw.get(key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")},
+        "oneglance": {
+            **head.card,
+            "num_target_layers": config.num_target_layers,
+            "vocab_size": config.vocab_size,
+        },
+    }
+    hint = "target.generate(..., assistant_model=AutoModel.from_pretrained(FOLDER), speculation_type='dflash')"
+    return flat, {RENAMED.get(key, key): value for key, value in head.tensors.items()}, hint
+
+
+FORMATS: dict[str, Callable[[HeadCheckpoint, Path, str], Converted]] = {
+    "dflash": _dflash,
+    "speculators": _speculators,
+    "vllm": _vllm,
+    "sglang": _sglang,
+    "transformers": _transformers,
+}

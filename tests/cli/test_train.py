@@ -1,0 +1,164 @@
+"""``oneglance train`` and what follows it, on a tiny target in a folder."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from oneglance.drafters.checkpoint import load_checkpoint, save_checkpoint
+from oneglance.targets import open_target
+from oneglance.testing import tiny_head, tiny_head_config
+
+from .conftest import Run
+
+Collect = Callable[[Path], None]
+
+
+@pytest.fixture(scope="module")
+def recipe(text_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recipe whose traces exist."""
+    from oneglance.cli import main
+
+    folder = tmp_path_factory.mktemp("recipe")
+    for split, count in (("train", 6), ("heldout", 3)):
+        rows = [{"prompt": f"{split} question {i}", "task": "ab"[i % 2]} for i in range(count)]
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        words = ["--prompts", folder / f"{split}.jsonl", "--out", folder / split, "--max-new-tokens", "20"]
+        assert main(["collect", "--target", str(text_target), *map(str, words)]) == 0
+    plan = {
+        "name": "tiny",
+        "target": str(text_target),
+        "data": {"train": str(folder / "train"), "heldout": str(folder / "heldout"), "num_anchors": 4},
+        "head": {"num_layers": 2, "target_layer_ids": [1, 2], "head_dim": 8},
+        "optimiser": {"lr": 0.003, "batch_size": 2, "epochs": None, "max_steps": 6},
+        "schedule": {"log_every": 2, "save_every": 2, "evaluate_every": 3, "tau_prompts": 2, "tau_budget": 7},
+    }
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(plan))
+    return folder / "recipe.yaml"
+
+
+def test_a_run_leaves_a_head_and_a_log(run: Run, recipe: Path, text_target: Path, tmp_path: Path) -> None:
+    result = run("train", recipe, "--out", tmp_path / "run", "--device", "cpu", "--json").json
+    assert result["steps"] == 6
+    assert result["zero_shot_tau"] is None
+    assert set(result["tau"]) == {"a", "b"}
+    assert result["memory_bytes"] > 0
+    head = load_checkpoint(result["head"])
+    assert {str(tensor.dtype) for tensor in head.tensors.values()} == {"torch.bfloat16"}
+    assert head.raw["dtype"] == "bfloat16"
+    assert head.card["training"]["step"] == 6
+    log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in log] == [2, 3, 4, 6]
+    assert [len(row.get("heldout_top1", [])) for row in log] == [0, 15, 0, 15]
+    answer = run("generate", "x", "--target", text_target, "--head", result["head"], "--max-new-tokens", 4, "--json")
+    assert answer.json["draft_passes"] > 0
+
+
+def test_what_is_said_while_training(run: Run, recipe: Path, tmp_path: Path) -> None:
+    result = run("train", recipe, "--out", tmp_path / "run", "save_dtype=float32")
+    assert result.code == 0
+    assert "head after 6 steps" in result.out
+    for words in ("6 training and 3 held-out samples, 6 steps", "memory: about", "step 6/6: loss", "@15", "τ a "):
+        assert words in " ".join(result.err.split())
+    assert load_checkpoint(str(tmp_path / "run" / "head")).tensors["fc.weight"].dtype.itemsize == 4
+
+
+def test_a_warm_start_says_what_does_not_fit_and_what_it_does_before(
+    run: Run, recipe: Path, text_target: Path, tmp_path: Path
+) -> None:
+    target = open_target(str(text_target))
+    raw = {**tiny_head_config(target, kept=[1, 2]), "rms_norm_eps": 1e-5}
+    raw |= {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 20}
+    save_checkpoint(tiny_head(target, kept=[1, 2]), tmp_path / "start", raw)
+    words = ["train", recipe, "--out", tmp_path / "run", "--json", f"init={tmp_path / 'start'}"]
+    result = run(*words, "head.target_layer_ids=[1,2,3]").json
+    assert result["reinitialised"] == ["fc.weight"]
+    assert set(result["zero_shot_tau"]) == {"a", "b"}
+    config = load_checkpoint(result["head"]).config
+    assert (config.rms_norm_eps, config.layer_types[0], config.sliding_window) == (1e-5, "sliding_attention", 20)
+    assert config.target_layer_ids == (1, 2, 3)
+
+
+def test_a_run_is_not_overwritten_nor_mixed(run: Run, recipe: Path, tmp_path: Path) -> None:
+    words = ["train", recipe, "--out", tmp_path / "run", "optimiser.max_steps=2"]
+    assert run(*words).code == 0
+    assert "--resume goes on with it" in run(*words).err
+    assert "a run with another optimiser" in run(*words[:-1], "--resume", "optimiser.lr=0.1").err
+    assert run(*words, "--resume").code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["missing.yaml"], "cannot read recipe missing.yaml"),
+        (["RECIPE", "optimiser.speed=1"], "optimiser.speed"),
+        (["RECIPE", "data.train=nowhere"], "no traces at nowhere"),
+        (["RECIPE", "data.heldout=${TRAIN}"], "keep the two sets disjoint"),
+        (["RECIPE", "--tracker", "crystal-ball"], "'crystal-ball' is not installed"),
+    ],
+)
+def test_bad_input_is_one_line(run: Run, recipe: Path, tmp_path: Path, words: list[str], message: str) -> None:
+    filled = [w.replace("RECIPE", str(recipe)).replace("${TRAIN}", str(recipe.parent / "train")) for w in words]
+    assert message in run("train", *filled, "--out", tmp_path / "run").error
+
+
+def test_the_best_checkpoint_becomes_the_head(run: Run, recipe: Path, text_target: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert run("train", recipe, "--out", out, "schedule.evaluate_every=2").code == 0
+    result = run("select", out, "--json").json
+    assert [c["step"] for c in result["candidates"]] == [2, 4, 6]
+    for c in result["candidates"]:  # the definition, written out
+        prefixes = [math.prod(c["top1"][: k + 1]) for k in range(15)]
+        assert c["score"] == pytest.approx(sum(prefixes))
+    assert result["score"] == max(c["score"] for c in result["candidates"])
+    assert load_checkpoint(str(out / "head")).card["training"]["step"] == result["step"]
+    assert run("select", out, "--step", 4, "--json").json["step"] == 4
+    assert load_checkpoint(str(out / "head")).card["training"]["step"] == 4
+    assert "step 3 was not kept" in run("select", out, "--step", 3).error
+    assert "has no checkpoint with held-out figures" in run("select", tmp_path / "nowhere").error
+    shown = run("select", out)
+    assert "is now" in shown.out
+
+    words = ["eval-head", "--head", out / "head", "--target", text_target, "--traces", recipe.parent / "heldout"]
+    scored = run(*words, "--budget", 7, "--json").json
+    assert [(row["task"], row["n"]) for row in scored["tasks"]] == [("a", 2), ("b", 1), ("all", 3)]
+    assert all(len(row["top1"]) == 15 and row["tau"] >= 1 for row in scored["tasks"])
+    assert [row["ci_low"] is None for row in scored["tasks"]] == [False, True, False]
+    assert "τ [95 %]" in run(*words, "--limit", 1).out
+
+    (tmp_path / "scores.json").write_text(json.dumps(scored))
+    words = ["push", out / "head", "someone/head", "--licence", "apache-2.0", "--dry-run"]
+    assert run(*words, "--scores", tmp_path / "scores.json").code == 0
+    card = (out / "head" / "README.md").read_text()
+    front = yaml.safe_load(card.split("---")[1])
+    assert front["license"] == "apache-2.0"
+    row = scored["tasks"][0]
+    assert f"| a | 2 | {row['tau']:.2f} | [{row['ci_low']:.2f}, {row['ci_high']:.2f}] |" in card
+    assert f"{result['step']} steps of this recipe" in card
+    assert str(recipe.parent) not in card.split("## Training")[1].split("target:")[0]
+    assert run(*words).code == 0
+    assert "τ unknown: not measured" in (out / "head" / "README.md").read_text()
+    assert "is not what" in run(*words, "--scores", recipe).error
+    assert "there is no folder" in run("push", tmp_path / "no", "a/b", "--licence", "mit", "--dry-run").error
+
+
+def test_heads_are_listed_with_their_licence(run: Run) -> None:
+    rows = run("heads", "--json").json["heads"]
+    assert {row["kind"] for row in rows} == {"block", "eagle3"}
+    for row in rows:
+        if row["source"] != "this project":
+            assert (row["licence"], row["tau"]) == ("unknown", {})
+    assert {row["target"] for row in run("heads", "--target", "vl-8b", "--json").json["heads"]} == {
+        "Qwen/Qwen3-VL-8B-Instruct"
+    }
+    assert "no head is known for 'gpt-9'" in run("heads", "--target", "gpt-9").error
+    assert "unknown" in run("heads").out
+
+
+def test_export_says_how_to_start_the_engine(run: Run, tmp_path: Path) -> None:
+    result = run("export", "builtin:reader", "--format", "vllm", "--out", tmp_path / "out", "--target", "a/b")
+    assert "vllm serve a/b --speculative-config" in result.out
+    assert "unknown format 'gguf'" in run("export", "builtin:reader", "--format", "gguf", "--out", tmp_path / "x").error
