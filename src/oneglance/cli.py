@@ -48,6 +48,12 @@ COMMANDS: dict[str, Row] = {
     "doctor": Row("oneglance.commands.doctor:doctor", CHECK, "Check this machine, a target and its draft head."),
     "inspect": Row("oneglance.commands.inspect:inspect", CHECK, "Show a target or a draft head, and whether two fit."),
     "collect": Row("oneglance.commands.collect:collect", TRAIN, "Write the target's own answers to prompts as traces."),
+    "train": Row("oneglance.commands.train:train", TRAIN, "Train a draft head on traces, by a recipe."),
+    "select": Row("oneglance.commands.heads:select", TRAIN, "Make the best checkpoint of a run its head."),
+    "eval-head": Row("oneglance.commands.heads:eval_head", TRAIN, "Score a head on held-out traces, per task."),
+    "heads": Row("oneglance.commands.heads:heads", TRAIN, "List the draft heads that are known."),
+    "export": Row("oneglance.commands.publish:export", TRAIN, "Write a head in the layout of another program."),
+    "push": Row("oneglance.commands.publish:push", TRAIN, "Write a head's model card, and upload both."),
 }
 
 
