@@ -41,12 +41,12 @@ class Row(NamedTuple):
 
 DECODE, CHECK, MEASURE, TRAIN = "Decode", "Check", "Measure", "Train"
 COMMANDS: dict[str, Row] = {
-    "bench": Row("oneglance.commands.bench:bench", MEASURE, "Time systems against plain decoding on the same prompts."),
-    "audit": Row("oneglance.commands.audit:audit", CHECK, "Compare every output with an independent plain loop."),
     "demo": Row("oneglance.commands.demo:demo", DECODE, "Decode a page plainly and with the draft head, side by side."),
     "generate": Row("oneglance.commands.generate:generate", DECODE, "Answer a prompt about images, as it is decoded."),
     "doctor": Row("oneglance.commands.doctor:doctor", CHECK, "Check this machine, a target and its draft head."),
     "inspect": Row("oneglance.commands.inspect:inspect", CHECK, "Show a target or a draft head, and whether two fit."),
+    "audit": Row("oneglance.commands.audit:audit", CHECK, "Compare every output with an independent plain loop."),
+    "bench": Row("oneglance.commands.bench:bench", MEASURE, "Time systems against plain decoding on the same prompts."),
     "collect": Row("oneglance.commands.collect:collect", TRAIN, "Write the target's own answers to prompts as traces."),
     "train": Row("oneglance.commands.train:train", TRAIN, "Train a draft head on traces, by a recipe."),
     "select": Row("oneglance.commands.heads:select", TRAIN, "Make the best checkpoint of a run its head."),
