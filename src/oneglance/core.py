@@ -169,12 +169,27 @@ class TokenTree:
         parents: (N,) packed index of each node's parent, 0 is the root.
         depths: (N,) distance from the root, 1..L.
         scores: (N,) plug-in log scores, the sum of log q along the path; empty where a drafter has none.
+
+    Raises:
+        ValueError: this is no tree. Positions and masks follow from it, so a wrong one would change the text.
     """
 
     token_ids: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     depths: tuple[int, ...] = ()
     scores: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not len(self.token_ids) == len(self.parents) == len(self.depths):
+            raise ValueError(
+                f"a tree of {len(self.token_ids)} tokens has {len(self.parents)} parents and {len(self.depths)} depths"
+            )
+        depths = (0, *self.depths)
+        for index, parent in enumerate(self.parents, start=1):
+            if not 0 <= parent < index:
+                raise ValueError(f"node {index} has parent {parent}; a parent must come before its children")
+            if depths[index] != depths[parent] + 1:
+                raise ValueError(f"node {index} has depth {depths[index]}, its parent {depths[parent]}")
 
     def __len__(self) -> int:
         return len(self.token_ids)

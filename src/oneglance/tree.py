@@ -113,19 +113,13 @@ class PackedTree:
 
 
 def pack(root: int, tree: TokenTree) -> PackedTree:
-    """Lay the root and the tree out for one pass (Def. 1).
-
-    Raises:
-        ValueError: a parent that does not come before its child.
-    """
+    """Lay the root and the tree out for one pass (Def. 1)."""
     size = len(tree) + 1
     token_ids = np.fromiter((root, *tree.token_ids), dtype=np.int64, count=size)
     depths = np.fromiter((0, *tree.depths), dtype=np.int64, count=size)
     visible = np.zeros((size, size), dtype=bool)
     visible[0, 0] = True
     for index, parent in enumerate(tree.parents, start=1):
-        if not 0 <= parent < index:
-            raise ValueError(f"node {index} has parent {parent}; a parent must come before its children")
         visible[index] = visible[parent]
         visible[index, index] = True
     return PackedTree(token_ids, depths, visible)

@@ -170,10 +170,21 @@ def test_pack_lets_a_node_see_itself_and_its_ancestors(seed: int, budget: int, m
 
 
 @pytest.mark.parametrize("parents", [(1,), (0, 2), (2, 0), (0, -1)])
-def test_pack_refuses_a_parent_that_does_not_come_first(parents: tuple[int, ...]) -> None:
-    tree = TokenTree((1, 2)[: len(parents)], parents, (1,) * len(parents))
+def test_a_tree_whose_parent_does_not_come_first_cannot_be(parents: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="a parent must come before its children"):
-        pack(0, tree)
+        TokenTree((1, 2)[: len(parents)], parents, (1,) * len(parents))
+
+
+@pytest.mark.parametrize("depths", [(1, 1), (2, 3), (1, 3), (0, 1)])
+def test_a_tree_whose_depths_contradict_its_parents_cannot_be(depths: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"node \d has depth \d, its parent \d"):
+        TokenTree((1, 2), (0, 1), depths)
+
+
+@pytest.mark.parametrize(("parents", "depths"), [((0,), (1, 2)), ((0, 1), (1,)), ((0, 1, 2), (1, 2, 3))])
+def test_a_tree_has_a_parent_and_a_depth_a_token(parents: tuple[int, ...], depths: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"a tree of 2 tokens has \d parents and \d depths"):
+        TokenTree((1, 2), parents, depths)
 
 
 def test_children_by_token() -> None:
