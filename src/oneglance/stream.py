@@ -94,7 +94,7 @@ class Run:
 
     def steps(self) -> Iterator[Step]:
         """The first token, then a step a round."""
-        if not self.text.room:
+        if not self.params.max_new_tokens:
             return
         started = time.perf_counter()
         state = self.target.prefill(self.inputs, self.drafter.target_layer_ids)
