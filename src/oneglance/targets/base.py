@@ -175,12 +175,17 @@ class Target:
             raise InputError(f"unsupported input {unknown[0]!r}; this target takes {', '.join(self.input_names)}")
         if "input_ids" not in given:
             raise InputError("input_ids is missing")
+        for key, value in given.items():
+            if not isinstance(value, Tensor):
+                raise InputError(f"{key} must be a tensor, got {type(value).__name__}")
         ids = given["input_ids"]
         if ids.ndim != 2 or ids.shape[0] != 1:
             raise InputError(f"one sequence at a time: input_ids must be (1, T), got {tuple(ids.shape)}")
         if ids.shape[1] == 0:
             raise InputError("the prompt is empty; give at least one token")
         mask = given.pop("attention_mask", None)
+        if mask is not None and mask.shape != ids.shape:
+            raise InputError(f"attention_mask must be like input_ids, {tuple(ids.shape)}, got {tuple(mask.shape)}")
         if mask is not None and not bool(mask.bool().all()):
             raise InputError("padded input is not supported; pass the sequence without padding (batch one needs none)")
         if int(ids.min()) < 0 or int(ids.max()) >= self.embedding.num_embeddings:
