@@ -153,17 +153,10 @@ def check_vision_runs_once(target: Target, drafter: Drafter, inputs: Inputs) -> 
 
 
 def check_identity(
-    target: Target,
-    drafter: Drafter,
-    inputs: Inputs,
-    reference: Sequence[int],
-    *,
-    stop: Sequence[str] = (),
-    ignore_eos: bool = False,
+    target: Target, drafter: Drafter, inputs: Inputs, reference: Sequence[int], *, num_tokens: int | None = None
 ) -> Sequence[int]:
-    """The loop's ids are ``reference``. Returns the accepted lengths."""
-    stream = decode_ids(Decoder(target, drafter), inputs, len(reference), stop=stop, ignore_eos=ignore_eos)
-    generation = stream.generation
+    """The loop gives ``reference`` under a cap of ``num_tokens`` or of its length. Returns the accepted lengths."""
+    generation = decode_ids(Decoder(target, drafter), inputs, num_tokens or len(reference)).generation
     assert generation.token_ids == list(reference)
     assert generation.num_tokens == 1 + sum(len(r.token_ids) for r in generation.rounds)
     return [r.verdict.num_accepted for r in generation.rounds]
@@ -241,7 +234,7 @@ def check_generation_config(target: Target, inputs: Inputs, **generation: Any) -
         for ahead in (reference, plain):
             drafter = PlannedDrafter(ahead, len(inputs.token_ids), target.vocab_size, policy=chain)
             with pytest.warns(OneglanceWarning, match="generation config applies"):
-                accepted = check_identity(target, drafter, inputs, reference)
+                accepted = check_identity(target, drafter, inputs, reference, num_tokens=20)
             if ahead is reference:
                 assert max(accepted, default=0) > 3
     finally:
