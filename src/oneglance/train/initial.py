@@ -109,4 +109,5 @@ def _layers(recipe: HeadRecipe, target: Target, start: HeadConfig | None) -> tup
     if start is not None and start.num_target_layers == target.num_layers:
         return start.target_layer_ids
     allowed = target.self_attention_layers
-    return tuple(allowed[i] for i in kept_layers(len(allowed), recipe.head.num_kept))
+    chosen = kept_layers(len(allowed), recipe.head.num_kept)
+    return tuple(dict.fromkeys(allowed[i] for i in chosen))  # a shallow target has fewer

@@ -1,0 +1,132 @@
+"""``oneglance fit-head``: a head for one's own images."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from oneglance.commands import collect, opening, options, terminal
+from oneglance.commands.heads import show
+from oneglance.commands.train import follow, introduce, process_state
+from oneglance.core import OneglanceWarning
+
+if TYPE_CHECKING:
+    from oneglance.train.select import TaskScore
+
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="Changes to the recipe.")]
+ImagesFolder = Annotated[Path, typer.Option("--images", metavar="FOLDER", help="Pictures, subfolders included.")]
+Out = Annotated[
+    Path, typer.Option(metavar="FOLDER", help="Traces, run and head go here; a killed run is gone on with.")
+]
+Questions = Annotated[
+    Path | None, typer.Option("--prompts", metavar="FILE", help="Questions, one a line; each is asked of each picture.")
+]
+Init = Annotated[
+    str | None, typer.Option(metavar="HEAD", help="Warm start, such as the DFlash head of the text model.")
+]
+HeldOutShare = Annotated[float, typer.Option(metavar="X", min=0.0, max=0.9, help="Share of the pictures to judge by.")]
+Limit = Annotated[int | None, typer.Option(metavar="N", min=2, help="Pictures, at most.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Stop after the estimate.")]
+
+
+def fit_head(
+    images: ImagesFolder,
+    overrides: Overrides = None,
+    out: Out = Path("runs/fit-head"),
+    target: options.Target = options.BUILTIN,
+    prompts: Questions = None,
+    init: Init = None,
+    heldout_share: HeldOutShare = 0.1,
+    limit: Limit = None,
+    max_new_tokens: options.MaxNewTokens = options.MAX_NEW_TOKENS,
+    dry_run: DryRun = False,
+    dtype: options.Dtype = "auto",
+    device: options.Device = None,
+    threads: options.Threads = None,
+    json: options.Json = False,
+) -> None:
+    """Make a draft head for a target and your own images: collect, train, select.
+
+    Time and memory are estimated first, on a few samples. At the end τ stands beside what it was before: that of the
+    warm start, or 1, plain decoding.
+    """
+    state = process_state(device)
+    opening.set_threads(threads)
+    from oneglance.decoder import Decoder
+    from oneglance.drafters.plain import NoDrafter
+    from oneglance.targets import open_target
+    from oneglance.train import fit
+    from oneglance.train.collect import LocalAnswerer
+    from oneglance.train.trainer import HeadTrainer
+
+    changes = [f"target_dtype={dtype}", *([f"init={init}"] if init else []), *(overrides or [])]
+    questions = fit.read_questions(prompts)
+    plan = fit.make_plan(
+        images,
+        out,
+        target=target,
+        questions=questions,
+        heldout_share=heldout_share,
+        limit=limit,
+        overrides=changes,
+    )
+    opened = open_target(target, dtype=dtype, device=device or str(state.device))
+    fit.check_target(opened)
+    answerer = LocalAnswerer(Decoder(opened, NoDrafter()), max_new_tokens=max_new_tokens)
+    console = Console(stderr=True, highlight=False, quiet=json)
+    cost = fit.measure(plan, answerer)
+    console.print(f"{len(plan.train)} prompts to learn from, {len(plan.heldout)} to judge by; {cost.line()}")
+    if cost.memory.advice():
+        warnings.warn(str(cost.memory.advice()), OneglanceWarning, stacklevel=2)
+    if dry_run:
+        _report(json, {"estimate": fit.as_dict(cost)}, "nothing was trained")
+        return
+    for part in ("train", "heldout"):
+        collect.follow(fit.collection(plan, part, answerer), answerer, show=not json)
+    trainer = HeadTrainer(plan.recipe, opened, out / "run")
+    introduce(trainer, console)
+    follow(trainer, console, resume=True)
+    before, after, step = _judge(trainer)
+    result = {"head": str(out / "run" / "head"), "step": step, "estimate": fit.as_dict(cost), **_figures(before, after)}
+    if not json and after:
+        show(Console(file=sys.stderr, highlight=False), after)
+    _report(json, result, f"head of step {step} in {result['head']}: τ {_tau(after)}, before {_tau(before)}")
+
+
+def _judge(trainer: Any) -> tuple[list[TaskScore], list[TaskScore], int]:
+    """Scores of the warm start (none without one) and of the selected head, and its step."""
+    from oneglance.train.select import evaluate_head, select
+
+    best = select(trainer.out)
+    recipe = trainer.recipe
+    settings = {"long_side": recipe.image_long_side, "budget": recipe.schedule.tau_budget}
+    after = evaluate_head(str(trainer.out / "head"), trainer.target, trainer.heldout_rows, **settings)
+    before = []
+    if recipe.init and not trainer.reinitialised:
+        before = evaluate_head(recipe.init, trainer.target, trainer.heldout_rows, **settings)
+    return before, after, best.step
+
+
+def _figures(before: list[TaskScore], after: list[TaskScore]) -> dict[str, Any]:
+    from oneglance.train.select import as_table
+
+    return {"before": as_table(before) or None, "after": as_table(after)}
+
+
+def _tau(scores: list[TaskScore]) -> str:
+    if not scores:
+        return "none (plain decoding, 1.00)"
+    last = scores[-1]
+    return "–" if last.tau is None else f"{last.tau:.2f}"
+
+
+def _report(json: bool, value: dict[str, Any], line: str) -> None:
+    if json:
+        terminal.write_json(value)
+    else:
+        print(terminal.visible(line))

@@ -1,0 +1,78 @@
+"""``oneglance fit-head``: from a folder of pictures to a head, on a tiny target."""
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from oneglance.drafters.checkpoint import load_checkpoint
+from oneglance.train.traces import check_disjoint, read_traces
+
+from .conftest import Run
+
+SMALL = ["head.num_layers=1", "head.target_layer_ids=[1,2]", "head.head_dim=8", "optimiser.max_steps=4"]
+SMALL += ["schedule.evaluate_every=2", "schedule.tau_prompts=1", "data.num_anchors=8", "optimiser.batch_size=2"]
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    folder = tmp_path / "pictures"
+    (folder / "more").mkdir(parents=True)
+    for index in range(5):
+        picture = Image.new("RGB", (48, 32 + 8 * index), (40 * index, 10, 200))
+        picture.save(folder / ("more" if index > 2 else ".") / f"{index}.png")
+    Image.open(folder / "0.png").save(folder / "copy.bmp")  # the same picture: never on both sides
+    (folder / "broken.jpg").write_bytes(b"no picture")
+    (folder / "notes.txt").write_text("not a picture")
+    return folder
+
+
+def test_from_pictures_to_a_head(run: Run, vision_target: Path, pictures: Path, tmp_path: Path) -> None:
+    (tmp_path / "questions.txt").write_text("What is this?\n\nRead it.\n")
+    words = ["fit-head", "--images", pictures, "--target", vision_target, "--out", tmp_path / "out", "--threads", 1]
+    words += [
+        "--prompts",
+        tmp_path / "questions.txt",
+        "--max-new-tokens",
+        16,
+        "--device",
+        "cpu",
+        "--heldout-share",
+        0.3,
+    ]
+    dry = run(*words, *SMALL, "--dry-run", "--json").json["estimate"]
+    assert dry["steps"] == 4
+    assert dry["collect_s"] > 0
+    assert not (tmp_path / "out" / "run").exists()
+    result = run(*words, *SMALL, "--json").json
+    assert result["before"] is None
+    assert result["after"][-1]["tau"] >= 1
+    assert result["step"] in (2, 4)
+    assert load_checkpoint(result["head"]).card["training"]["step"] == result["step"]
+    train, heldout = (read_traces(tmp_path / "out" / f"traces-{part}").rows for part in ("train", "heldout"))
+    check_disjoint(train, heldout)
+    assert len({row.image_sha256 for row in [*train, *heldout]}) == 5
+    warm = [*words[:6], tmp_path / "warm", *words[7:], "--init", result["head"], *SMALL]
+    again = run(*warm)
+    assert again.code == 0, again.err
+    assert "warm start from" in again.err
+    assert "before none" not in again.out
+    assert "in " + str(tmp_path / "warm" / "run" / "head") in again.out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--images", "nowhere"], "there is no folder nowhere"),
+        (["--images", "."], "a head needs two at least"),
+        (["--images", "PICTURES", "--prompts", "missing"], "cannot read prompts missing"),
+        (["--images", "PICTURES", "optimiser.speed=1"], "optimiser.speed"),
+    ],
+)
+def test_bad_input_is_one_line(
+    run: Run, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    filled = [str(pictures) if word == "PICTURES" else word for word in words]
+    assert message in run("fit-head", *filled, "--out", tmp_path / "out").error
