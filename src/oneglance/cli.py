@@ -54,6 +54,7 @@ COMMANDS: dict[str, Row] = {
     "heads": Row("oneglance.commands.heads:heads", TRAIN, "List the draft heads that are known."),
     "export": Row("oneglance.commands.publish:export", TRAIN, "Write a head in the layout of another program."),
     "push": Row("oneglance.commands.publish:push", TRAIN, "Write a head's model card, and upload both."),
+    "fit-head": Row("oneglance.commands.fit:fit_head", TRAIN, "Make a head for your own images, in one go."),
 }
 
 
