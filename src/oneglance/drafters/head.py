@@ -51,11 +51,12 @@ class HeadConfig(BaseModel):
         Raises:
             HeadError: a key is missing, malformed, or asks for something this head does not compute.
         """
-        flat = {**config, **_block(config, "dflash_config")}
+        given = {**config, **_block(config, "dflash_config")}
+        flat = {key: value for key, value in given.items() if value is not None}
         rope = {**_block(config, "rope_scaling"), **_block(config, "rope_parameters")}
         _block(config, "oneglance")
         flat.setdefault("rope_theta", rope.get("rope_theta", 1e6))
-        if flat.get("head_dim") is None and flat.get("hidden_size") and flat.get("num_attention_heads"):
+        if "head_dim" not in flat and flat.get("hidden_size") and flat.get("num_attention_heads"):
             flat["head_dim"] = flat["hidden_size"] // flat["num_attention_heads"]
         flat["layer_types"] = tuple(flat.get("layer_types") or ())
         _refuse_unsupported(flat, rope)
