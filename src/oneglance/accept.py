@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from oneglance.core import InputError, TokenTree, Verdict
+from oneglance.core import InputError, TokenLogprobs, TokenTree, Verdict
 
 # transformers' calling convention: (input_ids (1, T), scores (1, V)) → scores (1, V)
 LogitsProcessor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -49,17 +49,20 @@ def gumbel(seed: int, position: int, size: int) -> torch.Tensor:
     return torch.from_numpy(-np.log(-np.log(uniform)))
 
 
-def walk(tree: TokenTree, choose: Callable[[int, Sequence[int]], int]) -> Verdict:
+def walk(tree: TokenTree, choose: Callable[[int, Sequence[int]], int | None]) -> Verdict:
     """Walk the tree along the target's choices, to the first that was not proposed (Def. 1).
 
     Args:
         tree: the verified tree.
-        choose: packed node and the tokens chosen before it, root excluded → the target's token after that node.
+        choose: packed node and the tokens chosen before it, root excluded → the target's token after that node, or None
+            to leave that choice to a single step.
     """
     path = [0]
     token_ids: list[int] = []
     while True:
         token = choose(path[-1], token_ids)
+        if token is None:
+            return Verdict(tuple(path[:-1]), tuple(token_ids), is_gated=True)
         token_ids.append(token)
         child = tree.children[path[-1]].get(token)
         if child is None:
@@ -85,11 +88,26 @@ class Decision:
         token_id: the chosen token.
         scores: (V,) logits after all processors, float32 where there are any.
         keys: (V,) what the token is the argmax of: the scores, plus noise where the token was drawn.
+        temperature: by which the keys were divided.
     """
 
     token_id: int
     scores: torch.Tensor
     keys: torch.Tensor
+    temperature: float = 1.0
+
+    @property
+    def margin(self) -> float:
+        """How far the second key is behind, in logit units; infinite where there is none."""
+        best = self.keys.topk(2).values.double()
+        return float(best[0] - best[1]) * self.temperature
+
+    def logprobs(self, num_top: int) -> TokenLogprobs:
+        """Log-probabilities of the token and of the ``num_top`` likeliest, under the processed scores."""
+        log_p = self.scores.double().log_softmax(dim=-1)
+        values, ids = (part.tolist() for part in log_p.topk(min(num_top, len(log_p))))
+        top = tuple((token, value) for token, value in zip(ids, values, strict=True) if value > -torch.inf)
+        return TokenLogprobs(self.token_id, float(log_p[self.token_id]), top)
 
 
 class Rule:
@@ -100,10 +118,12 @@ class Rule:
 
     Args:
         processor: transformers' logits processors, or None.
+        watch: sees every choice that is made, in order.
     """
 
-    def __init__(self, processor: LogitsProcessor | None = None) -> None:
+    def __init__(self, processor: LogitsProcessor | None = None, watch: Callable[[Decision], None] | None = None):
         self.processor = processor
+        self.watch = watch
 
     def first(self, row: torch.Tensor, prefix: Sequence[int]) -> int:
         """The first token, from the last prefill row (V,)."""
@@ -117,8 +137,14 @@ class Rule:
         """What this rule takes from a row (V,) after ``prefix``."""
         raise NotImplementedError
 
+    def take(self, decision: Decision) -> int:
+        """Make a choice: its token."""
+        if self.watch is not None:
+            self.watch(decision)
+        return decision.token_id
+
     def _choose(self, row: torch.Tensor, prefix: Sequence[int]) -> int:
-        return self.decide(row, prefix).token_id
+        return self.take(self.decide(row, prefix))
 
     def _scores(self, row: torch.Tensor, prefix: Sequence[int]) -> torch.Tensor:
         if self.processor is None:
@@ -132,7 +158,7 @@ class Greedy(Rule):
 
     def __call__(self, tree: TokenTree, rows: torch.Tensor, prefix: Sequence[int]) -> Verdict:
         """The verdict on ``tree`` from its rows (N+1, V); ``prefix`` ends with the root."""
-        if self.processor is None:
+        if self.processor is None and self.watch is None:
             return greedy(tree, argmax(rows).tolist())
         return super().__call__(tree, rows, prefix)
 
@@ -151,11 +177,21 @@ class Sampled(Rule):
     Args:
         seed: of the draws.
         processor: temperature and filters among its steps.
+        watch: sees every choice that is made, in order.
+        temperature: of the processor, for margins.
     """
 
-    def __init__(self, seed: int, processor: LogitsProcessor | None = None) -> None:
-        super().__init__(processor)
+    def __init__(
+        self,
+        seed: int,
+        processor: LogitsProcessor | None = None,
+        watch: Callable[[Decision], None] | None = None,
+        *,
+        temperature: float = 1.0,
+    ) -> None:
+        super().__init__(processor, watch)
         self.seed = seed
+        self.temperature = temperature
 
     def decide(self, row: torch.Tensor, prefix: Sequence[int]) -> Decision:
         """A draw from the processed logits of a row (V,).
@@ -168,4 +204,35 @@ class Sampled(Rule):
         token = int(argmax(keys))
         if not torch.isfinite(keys[token]):
             raise InputError(f"no token to draw at position {len(prefix)}: the logits there are {float(keys[token])}")
-        return Decision(token, scores, keys)
+        return Decision(token, scores, keys, self.temperature)
+
+
+class Gated:
+    """A rule whose near-ties are left to the target's own single step (§4.2, Thm. 1).
+
+    Where a packed row's margin is under ``delta`` the walk ends before that choice. The round after it has the empty
+    tree, so that a single step makes it; rows of single steps are never gated.
+
+    Args:
+        rule: makes the choices.
+        delta: smallest margin that is taken from a packed row, in logit units.
+    """
+
+    def __init__(self, rule: Rule, delta: float) -> None:
+        self.rule = rule
+        self.delta = delta
+
+    def first(self, row: torch.Tensor, prefix: Sequence[int]) -> int:
+        """The first token, from the last prefill row (V,)."""
+        return self.rule.first(row, prefix)
+
+    def __call__(self, tree: TokenTree, rows: torch.Tensor, prefix: Sequence[int]) -> Verdict:
+        """The verdict on ``tree`` from its rows (N+1, V); ``prefix`` ends with the root."""
+        if not len(tree):
+            return self.rule(tree, rows, prefix)
+
+        def choose(node: int, chosen: Sequence[int]) -> int | None:
+            decision = self.rule.decide(rows[node], [*prefix, *chosen])
+            return None if decision.margin < self.delta else self.rule.take(decision)
+
+        return walk(tree, choose)

@@ -7,14 +7,14 @@ with the loop it judges. Each divergence is judged again in float64: a *tie* if 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from oneglance.accept import argmax
+from oneglance.accept import Decision, argmax
 from oneglance.core import AcceptRule, Drafter, SamplingParams, TokenTree, Verdict
 from oneglance.decoder import Decoder
 from oneglance.targets import hf
@@ -44,6 +44,22 @@ class Reference:
     gaps: list[float]
 
 
+def plain_rows(target: Target, inputs: Inputs) -> Generator[Tensor, int, None]:
+    """The model's own forward, one token a pass: yields (1, V) logits in float32 and is sent the next token."""
+    model, cache = target.model, hf.new_cache(target.model.config)
+    keyword = hf.cache_keyword(model)
+    hf.forget_positions(model)
+    arguments: dict[str, Any] = dict(inputs.tensors)
+    ids = inputs.tensors["input_ids"]
+    while True:
+        with torch.inference_mode():
+            output = model(**arguments, **{keyword: cache}, use_cache=True, logits_to_keep=1)
+        token = yield output.logits[:, -1].float()
+        arguments = {"input_ids": ids.new_tensor([[token]])}
+        if "cross_attention_mask" in inputs.tensors:
+            arguments["cross_attention_mask"] = inputs.tensors["cross_attention_mask"][:, -1:]
+
+
 @torch.inference_mode()
 def reference(target: Target, inputs: Inputs, *, max_new_tokens: int) -> Reference:
     """Greedy decoding by the model's own forward, one token a pass, with nothing of ours in between.
@@ -53,25 +69,22 @@ def reference(target: Target, inputs: Inputs, *, max_new_tokens: int) -> Referen
         inputs: an encoded prompt.
         max_new_tokens: cap, at least 1.
     """
-    model, cache = target.model, hf.new_cache(target.model.config)
-    keyword, eos = hf.cache_keyword(model), set(target.eos_ids)
+    eos = set(target.eos_ids)
     processor = processors(target, inputs, SamplingParams(max_new_tokens=max_new_tokens))
-    hf.forget_positions(model)
-    arguments: dict[str, Any] = dict(inputs.tensors)
-    token_ids, rows = [], []
+    steps = plain_rows(target, inputs)
+    token_ids: list[int] = []
+    rows = []
     context = inputs.tensors["input_ids"]
-    for _ in range(max_new_tokens):
-        row = model(**arguments, **{keyword: cache}, use_cache=True, logits_to_keep=1).logits[:, -1].float()
+    row = next(steps)
+    while True:
         row = row if processor is None else processor(context, row)
         token = argmax(row)
         token_ids.append(int(token))
         rows.append(row[0])
-        if token_ids[-1] in eos:
+        if token_ids[-1] in eos or len(token_ids) == max_new_tokens:
             break
         context = torch.cat([context, token[None]], dim=1)
-        arguments = {"input_ids": token[None]}
-        if "cross_attention_mask" in inputs.tensors:
-            arguments["cross_attention_mask"] = inputs.tensors["cross_attention_mask"][:, -1:]
+        row = steps.send(token_ids[-1])
     stacked = torch.stack(rows)
     best = stacked.topk(2, dim=-1).values
     return Reference(token_ids, stacked, (best[:, 0] - best[:, 1]).tolist())
@@ -128,8 +141,11 @@ class WatchedDecoder(Decoder):
         self._truth = truth
         self.watched: Watched | None = None
 
-    def accept_rule(self, inputs: Inputs, params: SamplingParams) -> AcceptRule:
-        self.watched = Watched(super().accept_rule(inputs, params), self._truth, len(inputs.token_ids))
+    def accept_rule(
+        self, inputs: Inputs, params: SamplingParams, watch: Callable[[Decision], None] | None = None
+    ) -> AcceptRule:
+        rule = super().accept_rule(inputs, params, watch)
+        self.watched = Watched(rule, self._truth, len(inputs.token_ids))
         return self.watched
 
 

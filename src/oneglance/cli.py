@@ -54,6 +54,9 @@ COMMANDS: dict[str, Row] = {
     "heads": Row("oneglance.commands.heads:heads", TRAIN, "List the draft heads that are known."),
     "export": Row("oneglance.commands.publish:export", TRAIN, "Write a head in the layout of another program."),
     "push": Row("oneglance.commands.publish:push", TRAIN, "Write a head's model card, and upload both."),
+    "calibrate-gate": Row(
+        "oneglance.commands.calibrate:calibrate_gate", CHECK, "Measure how wide the gate for near-ties must be here."
+    ),
     "fit-head": Row("oneglance.commands.fit:fit_head", TRAIN, "Make a head for your own images, in one go."),
 }
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -86,6 +86,10 @@ class SamplingParams:
         min_new_tokens: no end-of-sequence token before as many.
         seed: of the draws, 0 to 2^64 - 1; drawn and reported where it is None.
         logits_processors: more of transformers' logits processors, after its own and before temperature.
+        json_schema, regex: what the text must match; at most one of them.
+        logprobs: report the log-probability of each token, and of as many of the likeliest; None reports none.
+        gate: where a packed row's choice has a smaller margin over the second (logit units), the target's own single
+            step chooses instead; 0 is off.
     """
 
     max_new_tokens: int = 256
@@ -103,6 +107,10 @@ class SamplingParams:
     min_new_tokens: int | None = None
     seed: int | None = None
     logits_processors: tuple[Any, ...] = ()
+    json_schema: Mapping[str, Any] | str | None = None
+    regex: str | None = None
+    logprobs: int | None = None
+    gate: float = 0.0
 
     def __post_init__(self) -> None:
         for name, (allows, wanted) in _RANGES.items():
@@ -123,6 +131,10 @@ class SamplingParams:
             raise InputError("a bad word is empty; leave it out")
         if not all(math.isfinite(bias) for bias in (self.logit_bias or {}).values()):
             raise InputError("logit_bias must be finite; use bad_words for tokens that must never come")
+        if self.json_schema is not None and self.regex is not None:
+            raise InputError("give json_schema or regex, not both")
+        if self.gate and self.logits_processors:
+            raise InputError("the gate processes some rows twice, which logits_processors may not survive; drop one")
         if (self.min_new_tokens or 0) > self.max_new_tokens:
             raise InputError(
                 f"min_new_tokens is {self.min_new_tokens} and max_new_tokens {self.max_new_tokens}; raise the latter"
@@ -139,6 +151,8 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "frequency_penalty": (lambda f: -2 <= f <= 2, "between -2 and 2"),
     "presence_penalty": (lambda f: -2 <= f <= 2, "between -2 and 2"),
     "min_new_tokens": (lambda n: n >= 0 and n % 1 == 0, "at least 0"),
+    "logprobs": (lambda n: n >= 0 and n % 1 == 0, "a whole number, 0 for the chosen token alone"),
+    "gate": (lambda g: 0 <= g < math.inf, "at least 0"),
     "seed": (lambda s: isinstance(s, int) and 0 <= s < 1 << 64, "a whole number from 0 to 2^64 - 1"),
 }
 
@@ -211,17 +225,34 @@ class Verdict:
     """What the accept rule read off one verified tree.
 
     Attributes:
-        path: packed indices of the accepted path, root first: (a+1,).
+        path: packed indices whose rows gave a token, root first: (a+1,).
         token_ids: the a accepted tokens and the bonus: (a+1,).
+        is_gated: the walk left the choice after the last token to a single step: there is no bonus, path and tokens
+            have length a, which may be 0, and the next round has the empty tree.
     """
 
     path: tuple[int, ...]
     token_ids: tuple[int, ...]
+    is_gated: bool = False
 
     @property
     def num_accepted(self) -> int:
         """Accepted length a, without the bonus."""
-        return len(self.path) - 1
+        return len(self.token_ids) - (not self.is_gated)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities of one position, under the target's row after all processors (temperature and filters too).
+
+    Attributes:
+        token_id, log_p: the chosen token and its log-probability (nats).
+        top: the likeliest tokens, best first, with theirs; those of probability 0 left out.
+    """
+
+    token_id: int
+    log_p: float
+    top: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +281,11 @@ class Round:
     t_verify_ms: float = 0.0
     t_host_ms: float = 0.0
 
+    @property
+    def gated(self) -> bool:
+        """Whether a row of this round was left to a single step."""
+        return self.verdict.is_gated
+
 
 @dataclass(frozen=True, slots=True)
 class Generation:
@@ -270,6 +306,7 @@ class Generation:
     rounds: list[Round] = field(repr=False)
     fell_back: str | None = None
     seed: int | None = None
+    logprobs: list[TokenLogprobs] | None = field(default=None, repr=False)
 
     @property
     def num_tokens(self) -> int:
@@ -285,6 +322,11 @@ class Generation:
     def accepted_histogram(self) -> dict[int, int]:
         """Accepted length a, before any cut → number of rounds."""
         return dict(sorted(Counter(r.verdict.num_accepted for r in self.rounds).items()))
+
+    @property
+    def gate_rate(self) -> float:
+        """Rows left to a single step, per generated token."""
+        return sum(r.gated for r in self.rounds) / max(self.num_tokens, 1)
 
     @property
     def draft_passes(self) -> int:
@@ -309,6 +351,8 @@ class Generation:
             "decode_ms_per_token": self.decode_ms_per_token,
             "fell_back": self.fell_back,
             "seed": self.seed,
+            "gate_rate": self.gate_rate,
+            "logprobs": None if self.logprobs is None else [asdict(entry) for entry in self.logprobs],
             "target": self.target,
             "head": self.head,
         }

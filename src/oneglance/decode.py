@@ -11,6 +11,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+import torch
+
 from oneglance.core import EMPTY_TREE, AcceptRule, CutReason, Drafter, OneglanceWarning, Round, TokenTree
 from oneglance.targets.base import Target
 from oneglance.targets.state import TargetState
@@ -29,12 +31,19 @@ class Keeper(Protocol):
 
 
 def decode(
-    target: Target, drafter: Drafter, accept: AcceptRule, state: TargetState, root: int, keeper: Keeper
+    target: Target,
+    drafter: Drafter,
+    accept: AcceptRule,
+    state: TargetState,
+    root: int,
+    keeper: Keeper,
+    *,
+    warn: Callable[[str], None] | None = None,
 ) -> Iterator[Round]:
     """Decode from a prefilled state, a round at a time.
 
-    Closing the iterator after any round leaves ``state`` committed up to that round, with its last kept token as the
-    pending root.
+    Closing the iterator after any round, or an exception inside one (Ctrl-C included), leaves ``state`` committed up to
+    the last whole round, with the last token kept by then as the pending root.
 
     Args:
         target: verifies and commits.
@@ -43,18 +52,24 @@ def decode(
         state: prefilled; ``state.token_ids`` ends with ``root``.
         root: the first token, already kept.
         keeper: ends the generation.
+        warn: says what costs speed.
     """
     draft_state = drafter.start(state)
-    index = 0
+    verify = Verifier(target, warn)
+    index, is_gated = 0, False
     while keeper.room:
         started = time.perf_counter()
-        tree = drafter.draft(root, state, draft_state, max_depth=keeper.room - 1)
+        tree = EMPTY_TREE if is_gated else drafter.draft(root, state, draft_state, max_depth=keeper.room - 1)
         drafted = time.perf_counter()
-        rows = target.verify(state, root, tree)
-        verified = time.perf_counter()
-        verdict = accept(tree, rows, state.token_ids)
-        kept = verdict.token_ids[: len(keeper.push(verdict.token_ids))]
-        target.commit(state, verdict.path[: len(kept)], kept)
+        try:
+            tree, rows = verify(state, root, tree)
+            verified = time.perf_counter()
+            verdict = accept(tree, rows, state.token_ids)
+            kept = verdict.token_ids[: len(keeper.push(verdict.token_ids))]
+            target.commit(state, verdict.path[: len(kept)], kept)
+        except BaseException:
+            target.rollback(state)
+            raise
         ended = time.perf_counter()
         yield Round(
             index=index,
@@ -68,8 +83,55 @@ def decode(
             t_verify_ms=(verified - drafted) * 1e3,
             t_host_ms=(ended - verified) * 1e3,
         )
-        root = kept[-1]
+        root = kept[-1] if kept else root  # nothing is kept where the root's own row is gated
+        is_gated = verdict.is_gated
         index += 1
+
+
+class Verifier:
+    """Verify passes that fit into memory: one that does not is repeated with half the tree, then without one.
+
+    What fitted last is the limit for the rest of the generation. The single step has no smaller form: its failure is
+    the caller's.
+
+    Args:
+        target: verifies.
+        warn: is told each time the limit falls.
+    """
+
+    def __init__(self, target: Target, warn: Callable[[str], None] | None = None) -> None:
+        self._target = target
+        self._warn = warn or _warn
+        self._limit: int | None = None
+
+    def __call__(self, state: TargetState, root: int, tree: TokenTree) -> tuple[TokenTree, torch.Tensor]:
+        """The tree that was verified, and its rows (N+1, V)."""
+        tree = first_nodes(tree, self._limit)
+        while True:
+            try:
+                return tree, self._target.verify(state, root, tree)
+            except (RuntimeError, MemoryError) as error:
+                if not len(tree) or not is_out_of_memory(error):
+                    raise
+                self._limit = 0 if self._limit is not None else len(tree) // 2
+            # outside the handler: the traceback no longer holds the pass's tensors
+            self._warn("a verify pass ran out of memory; it is repeated with smaller trees: use a smaller budget")
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            tree = first_nodes(tree, self._limit)
+
+
+def first_nodes(tree: TokenTree, limit: int | None) -> TokenTree:
+    """The first nodes of a tree: prefix-closed as well, and the best ones where the tree is best-first."""
+    if limit is None or len(tree) <= limit:
+        return tree
+    return TokenTree(tree.token_ids[:limit], tree.parents[:limit], tree.depths[:limit], tree.scores[:limit])
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, on whatever device."""
+    kinds = (torch.OutOfMemoryError, MemoryError)
+    return isinstance(error, kinds) or any(sign in str(error) for sign in ("out of memory", "can't allocate memory"))
 
 
 class Guarded:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import secrets
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
-from oneglance.accept import Greedy, LogitsProcessor, Sampled
+from oneglance.accept import Decision, Gated, Greedy, LogitsProcessor, Rule, Sampled
 from oneglance.core import (
     DEFAULT_BUDGET,
     AcceptRule,
@@ -51,6 +52,10 @@ class SamplingOptions(TypedDict, total=False):
     min_new_tokens: int | None
     seed: int | None
     logits_processors: Sequence[LogitsProcessor]
+    json_schema: Mapping[str, Any] | str | None
+    regex: str | None
+    logprobs: int | None
+    gate: float
 
 
 class Decoder:
@@ -133,19 +138,27 @@ class Decoder:
         """Decode an encoded prompt, a round at a time."""
         if params.temperature and params.seed is None:
             params = replace(params, seed=secrets.randbits(32))
-        rule = self.accept_rule(inputs, params)
-        run = Run(self.target, self.drafter, rule, inputs, params, self.say_once)
+        run = Run(self.target, self.drafter, partial(self.accept_rule, inputs, params), inputs, params, self.say_once)
         return Stream(run.steps(), run.generation)
 
-    def accept_rule(self, inputs: Inputs, params: SamplingParams) -> AcceptRule:
-        """Greedy or sampled, with the processors that the parameters and the target's generation config ask for."""
+    def accept_rule(
+        self, inputs: Inputs, params: SamplingParams, watch: Callable[[Decision], None] | None = None
+    ) -> AcceptRule:
+        """Greedy or sampled, with the processors that the parameters and the target's generation config ask for.
+
+        Args:
+            inputs: the prompt.
+            params: with a seed where the temperature is not 0.
+            watch: sees every choice.
+        """
         processor = processors(self.target, inputs, params)
         if processor is not None:
             self._say_what_the_config_does(inputs, params)
-        if not params.temperature:
-            return Greedy(processor)
-        assert params.seed is not None, "stream_inputs draws one"
-        return Sampled(params.seed, processor)
+        rule: Rule = Greedy(processor, watch)
+        if params.temperature:
+            assert params.seed is not None, "stream_inputs draws one"
+            rule = Sampled(params.seed, processor, watch, temperature=params.temperature)
+        return Gated(rule, params.gate) if params.gate else rule
 
     def _say_what_the_config_does(self, inputs: Inputs, params: SamplingParams) -> None:
         """Name the processors that nobody asked for in this call."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from oneglance.core import AcceptRule, CutReason, Drafter, Generation, Round, SamplingParams
+from oneglance.accept import Decision
+from oneglance.core import AcceptRule, CutReason, Drafter, Generation, Round, SamplingParams, TokenLogprobs
 from oneglance.decode import Guarded, decode
 from oneglance.targets.base import Target
 from oneglance.targets.state import Inputs
@@ -67,7 +68,7 @@ class Run:
     Args:
         target: the frozen model.
         drafter: proposes; its failures end drafting, not the generation.
-        rule: reads the target's tokens off verified rows.
+        make_rule: the accept rule, given who watches its choices.
         inputs: the prompt.
         params: caps, stop strings, and the seed to report.
         warn: says once what costs speed.
@@ -77,18 +78,20 @@ class Run:
         self,
         target: Target,
         drafter: Drafter,
-        rule: AcceptRule,
+        make_rule: Callable[[Callable[[Decision], None] | None], AcceptRule],
         inputs: Inputs,
         params: SamplingParams,
         warn: Callable[[str], None],
     ) -> None:
         self.target = target
-        self.rule = rule
         self.inputs = inputs
         self.params = params
         room = target.context_length - len(inputs.token_ids)
         self.text = TextStream(target.tokenizer, params, eos_ids=target.eos_ids, context_room=room)
+        self.recorder = Recorder(self.text, params.logprobs)
+        self.rule = make_rule(self.recorder.watch)
         self.drafter = Guarded(drafter, warn)
+        self.warn = warn
         self.rounds: list[Round] = []
         self.prefill_ms = self.decode_ms = 0.0
 
@@ -96,16 +99,16 @@ class Run:
         """The first token, then a step a round."""
         if not self.params.max_new_tokens:
             return
+        recorder, rule = self.recorder, self.rule
         started = time.perf_counter()
         state = self.target.prefill(self.inputs, self.drafter.target_layer_ids)
-        root = self.rule.first(state.last_row, state.token_ids)
+        root = rule.first(state.last_row, state.token_ids)
         self.prefill_ms = (time.perf_counter() - started) * 1e3
-        recorder = Recorder(self.text)
         recorder.push((root,))
         state.token_ids.append(root)
         yield Step(recorder.take(final=not self.text.room), None)
         window = time.perf_counter()
-        for done in decode(self.target, self.drafter, self.rule, state, root, recorder):
+        for done in decode(self.target, self.drafter, rule, state, root, recorder, warn=self.warn):
             self.decode_ms += (time.perf_counter() - window) * 1e3
             self.rounds.append(done)
             yield Step(recorder.take(final=not self.text.room), done)
@@ -124,15 +127,27 @@ class Run:
             rounds=list(self.rounds),
             fell_back=self.drafter.failure,
             seed=self.params.seed if self.params.temperature else None,
+            logprobs=None if self.params.logprobs is None else list(self.recorder.logprobs),
         )
 
 
 class Recorder:
-    """A text stream that remembers the pieces of the round in progress."""
+    """A text stream that remembers the pieces of the round in progress, and log-probabilities where they are asked for.
 
-    def __init__(self, text: TextStream) -> None:
+    Args:
+        text: keeps the tokens.
+        num_top: log-probabilities a token besides its own; None records none.
+
+    Attributes:
+        logprobs: an entry a kept token.
+    """
+
+    def __init__(self, text: TextStream, num_top: int | None) -> None:
         self._text = text
+        self._num_top = num_top
+        self._chosen: list[TokenLogprobs] = []
         self._pieces: list[Piece] = []
+        self.logprobs: list[TokenLogprobs] = []
 
     @property
     def cut(self) -> CutReason | None:
@@ -142,9 +157,19 @@ class Recorder:
     def room(self) -> int:
         return self._text.room
 
+    @property
+    def watch(self) -> Callable[[Decision], None] | None:
+        """What the accept rule must call for every choice, before those are pushed."""
+        return None if self._num_top is None else self._watch
+
     def push(self, token_ids: tuple[int, ...]) -> list[Piece]:
         """Keep tokens, and remember their pieces until ``take``."""
         self._pieces = self._text.push(token_ids)
+        if self._num_top is not None:
+            kept = self._chosen[: len(self._pieces)]
+            self._pieces = [replace(piece, logprobs=own) for piece, own in zip(self._pieces, kept, strict=True)]
+            self.logprobs += kept
+            self._chosen.clear()
         return self._pieces
 
     def take(self, *, final: bool) -> tuple[Piece, ...]:
@@ -152,5 +177,9 @@ class Recorder:
         pieces = self._pieces
         if final:
             last = pieces[-1]
-            pieces = [*pieces[:-1], Piece(last.token_id, last.text + self._text.close())]
+            pieces = [*pieces[:-1], replace(last, text=last.text + self._text.close())]
         return tuple(pieces)
+
+    def _watch(self, decision: Decision) -> None:
+        assert self._num_top is not None
+        self._chosen.append(decision.logprobs(self._num_top))

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from oneglance.core import CutReason, FinishReason, SamplingParams
+from oneglance.core import CutReason, FinishReason, SamplingParams, TokenLogprobs
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
@@ -23,10 +23,17 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One kept token and the text it released; empty while a character or a stop string may still be incomplete."""
+    """One kept token and the text it released; empty while a character or a stop string may still be incomplete.
+
+    Attributes:
+        token_id: the token.
+        text: what it released.
+        logprobs: its log-probabilities, where they were asked for.
+    """
 
     token_id: int
     text: str
+    logprobs: TokenLogprobs | None = None
 
 
 class Detokenizer:

@@ -69,9 +69,27 @@ class Noise(LogitsProcessor):
         return scores.double() + gumbel(self.seed, input_ids.shape[1], scores.shape[1])
 
 
+class Record(LogitsProcessor):
+    """Keeps the log-probabilities of every row that it sees."""
+
+    def __init__(self) -> None:
+        self.log_p: list[torch.Tensor] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.log_p.append(torch.log_softmax(scores[0].double(), dim=-1))
+        return scores
+
+
 @torch.inference_mode()
-def oracle(target: Target, inputs: Inputs, num_tokens: int = NUM_TOKENS, seed: int = SEED, **options: Any) -> list[int]:
-    """New tokens of ``generate`` with transformers' own options and classes."""
+def oracle(
+    target: Target,
+    inputs: Inputs,
+    num_tokens: int = NUM_TOKENS,
+    seed: int = SEED,
+    record: LogitsProcessor | None = None,
+    **options: Any,
+) -> list[int]:
+    """New tokens of ``generate`` with transformers' own options and classes; ``record`` sees what is drawn from."""
     options = dict(options)
     extra: list[LogitsProcessor] = []
     counts = [options.pop(name, 0.0) for name in ("frequency_penalty", "presence_penalty")]
@@ -83,7 +101,8 @@ def oracle(target: Target, inputs: Inputs, num_tokens: int = NUM_TOKENS, seed: i
         extra.append(TemperatureLogitsWarper(temperature))
         filters = {"top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper, "min_p": MinPLogitsWarper}
         extra += [cls(options.pop(name)) for name, cls in filters.items() if name in options]
-        extra.append(Noise(seed))
+    extra += [record] if record else []
+    extra += [Noise(seed)] if temperature else []
     if "logit_bias" in options:
         options["sequence_bias"] = {(token,): bias for token, bias in options.pop("logit_bias").items()}
     if "bad_words" in options:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oneglance.commands import options, terminal
+from oneglance.commands import opening, options, terminal
 from oneglance.commands.opening import open_decoder, read_images, sampling
 from oneglance.core import InputError
 
@@ -29,6 +31,7 @@ def generate(
     max_new_tokens: options.MaxNewTokens = options.MAX_NEW_TOKENS,
     stop: options.Stop = None,
     system: options.System = None,
+    gate: options.Gate = "off",
     temperature: options.Temperature = 0.0,
     top_k: options.TopK = 0,
     top_p: options.TopP = 1.0,
@@ -40,11 +43,14 @@ def generate(
     logit_bias: options.LogitBias = None,
     bad_word: options.BadWord = None,
     min_new_tokens: options.MinNewTokens = None,
+    json_schema: options.JsonSchema = None,
+    regex: options.Regex = None,
     dtype: options.Dtype = "auto",
     device: options.Device = None,
     device_map: options.DeviceMap = None,
     attention: options.Attention = "sdpa",
     threads: options.Threads = None,
+    logprobs: options.Logprobs = None,
     json: options.Json = False,
 ) -> None:
     """Answer a prompt about images, as it is decoded.
@@ -68,7 +74,11 @@ def generate(
         logit_bias=logit_bias,
         bad_word=bad_word,
         min_new_tokens=min_new_tokens,
+        json_schema=opening.schema(json_schema),
+        regex=regex,
+        logprobs=logprobs,
     )
+    margin = opening.gate(gate)
     pictures = read_images(image)
     if not prompt and not pictures:
         raise InputError("the prompt is empty; give a text, --image, or both")
@@ -85,6 +95,11 @@ def generate(
         attention=attention,
         threads=threads,
     )
+    if isinstance(margin, Path):
+        from oneglance.calibrate import delta_of
+
+        margin = delta_of(margin, decoder.target)
+    params = replace(params, gate=margin)
     stream = decoder.stream_params(prompt, params, images=pictures, system=system)
     is_whole = _consume(stream, None if json else terminal.StreamPrinter(sys.stdout))
     if json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oneglance.core import InputError, SamplingParams
@@ -62,6 +63,50 @@ def _bias(text: str) -> tuple[int, float]:
         return int(token), float(bias)
     except ValueError as error:
         raise InputError(f"--logit-bias takes ID:BIAS, such as 42:-1.5, got {text!r}") from error
+
+
+def gate(value: str) -> float | Path:
+    """δ, 0 where the gate is off, or the calibration file that has it.
+
+    Raises:
+        InputError: none of these.
+    """
+    if value == "off":
+        return 0.0
+    try:
+        return float(value)
+    except ValueError:
+        if Path(value).is_file():
+            return Path(value)
+    raise InputError(f"--gate takes δ in logits, off, or a file that calibrate-gate wrote, got {value!r}")
+
+
+def schema(value: str | None) -> str | None:
+    """A JSON schema, given as such or as a file.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    if value is None or value.lstrip().startswith("{"):
+        return value
+    try:
+        return Path(value).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"--json-schema takes a schema or a file with one, and cannot read {value!r}") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    partial = path.with_name(path.name + ".partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}") from error
 
 
 def read_images(sources: Sequence[str] | None) -> list[Image.Image]:

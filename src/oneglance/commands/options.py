@@ -78,6 +78,25 @@ BadWord = Annotated[
 MinNewTokens = Annotated[
     int | None, typer.Option(metavar="N", rich_help_panel=SAMPLING, help="No end before this many tokens.")
 ]
+JsonSchema = Annotated[
+    str | None,
+    typer.Option(metavar="FILE|JSON", rich_help_panel=SAMPLING, help="The answer is JSON of this schema ([grammar])."),
+]
+Regex = Annotated[
+    str | None, typer.Option(metavar="REGEX", rich_help_panel=SAMPLING, help="The answer matches this ([grammar]).")
+]
+Logprobs = Annotated[
+    int | None,
+    typer.Option(metavar="K", rich_help_panel=OUTPUT, help="With --json: log-probabilities, and of the K likeliest."),
+]
+Gate = Annotated[
+    str,
+    typer.Option(
+        metavar="δ|FILE|off",
+        rich_help_panel=DECODING,
+        help="Leave choices with a margin under δ (logits) to a single step; FILE is from calibrate-gate.",
+    ),
+]
 System = Annotated[str | None, typer.Option(metavar="TEXT", rich_help_panel=DECODING, help="System prompt.")]
 Dtype = Annotated[
     str,

@@ -44,8 +44,11 @@ def is_coloured(out: TextIO) -> bool:
 def split_bonus(step: Step) -> tuple[str, str]:
     """The text of a step's accepted run and of its bonus token, which is empty where there was nothing to accept."""
     texts = [piece.text for piece in step.pieces]
-    if round_colour(step) is None or step.round is None or len(texts) < len(step.round.verdict.token_ids):
-        return "".join(texts), ""  # plain, or the bonus was cut off
+    if round_colour(step) is None or step.round is None:
+        return "".join(texts), ""
+    verdict = step.round.verdict
+    if verdict.is_gated or len(texts) < len(verdict.token_ids):
+        return "".join(texts), ""  # the bonus was cut off, or left to a single step
     return "".join(texts[:-1]), texts[-1]
 
 
@@ -109,6 +112,8 @@ def summary(generation: Generation) -> str:
         f"{_figure(generation.decode_ms_per_token)} ms/token",
         f"prefill {generation.prefill_ms:.0f} ms",
     ]
+    if any(r.gated for r in generation.rounds):
+        parts.append(f"{generation.gate_rate:.1%} of choices gated")
     if generation.seed is not None:
         parts.append(f"seed {generation.seed}")
     if generation.fell_back:

@@ -11,6 +11,7 @@ from oneglance.accept import LogitsProcessor
 from oneglance.core import InputError, SamplingParams
 from oneglance.targets import hf
 from oneglance.targets.base import Target
+from oneglance.targets.grammar import grammar_mask
 from oneglance.targets.state import Inputs
 
 
@@ -18,8 +19,8 @@ def processors(target: Target, inputs: Inputs, params: SamplingParams) -> Logits
     """What is done to every row before a token is chosen, or None where that is nothing.
 
     The order is that of ``generate``: biases, penalties, bad words, minimum length, then frequency and presence
-    penalties, the caller's own processors, temperature, and filters. At temperature 0 and without other choices this is
-    what ``generate(do_sample=False)`` does under the target's generation config.
+    penalties, the caller's own processors, the grammar, temperature, and filters. At temperature 0 and without other
+    choices this is what ``generate(do_sample=False)`` does under the target's generation config.
 
     Args:
         target: gives the generation config and the tokenizer.
@@ -39,6 +40,8 @@ def processors(target: Target, inputs: Inputs, params: SamplingParams) -> Logits
         if not callable(processor):
             raise InputError(f"{processor!r} is no logits processor; give objects called as (input_ids, scores)")
         extra.append(processor)
+    grammar = grammar_mask(target, params, prompt.shape[1])
+    extra += [grammar] if grammar is not None else []
     config = hf.processing_config(target.model, params, words)
     built = hf.processors(target.model, config, prompt, extra=extra)
     return built if len(built) else None
