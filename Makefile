@@ -9,7 +9,7 @@ PROMPTS ?= 200
 TRIALS ?= 50
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint format-check types format audit-full kill-resume clean
+.PHONY: help demo test check lint format-check types format soak audit-full kill-resume clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ types: $(STAMP)
 format: $(STAMP) ## repair lint and format where that is mechanical
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+soak: $(STAMP) ## 20,000 rounds at temperature 1: flat memory, exact text
+	SOAK_ROUNDS=20000 $(BIN)/pytest tests/properties/test_soak.py
 
 audit-full: $(STAMP) ## the whole identity audit: 200 prompts × every budget × tree and chain
 	$(BIN)/oneglance audit --prompts $(PROMPTS) --tasks all --dtype float32 \
