@@ -138,8 +138,8 @@ def _training(recipe: dict[str, Any], training: dict[str, Any]) -> str:
         return "Unknown: the head carries no training card."
     data = dict(recipe.get("data") or {})
     for key in ("train", "heldout"):  # folder names of the machine that trained it
-        if data.get(key):
-            data[key] = Path(data[key]).name
+        folders = [data[key]] if isinstance(data.get(key), str) else data.get(key) or []
+        data[key] = ", ".join(Path(folder).name for folder in folders) or None
     shown = {**recipe, "data": data}
     ours = ", ".join(recipe.get("ours") or ()) or "none named"
     return (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,8 +35,8 @@ class Accuracy:
 
 
 @torch.no_grad()
-def heldout_accuracy(head: BlockHead, target: Target, samples: Sequence[Sample], *, seed: int = 0) -> Accuracy:
-    """Top-1 at each offset over up to ``NUM_ANCHORS`` anchors a sample (appendix D)."""
+def heldout_accuracy(head: BlockHead, target: Target, samples: Iterable[Sample], *, seed: int = 0) -> Accuracy:
+    """Top-1 at each offset over up to ``NUM_ANCHORS`` anchors a sample (appendix D); one sample is held at a time."""
     hits = torch.zeros(head.config.num_offsets)
     labelled = torch.zeros(head.config.num_offsets)
     objective, packed = OBJECTIVES["ce"](), PackedHead(head)

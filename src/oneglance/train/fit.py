@@ -94,7 +94,7 @@ def make_plan(
 
 def collection(plan: Plan, part: str, answerer: LocalAnswerer) -> Collection:
     """The traces of one part of a plan."""
-    folder = Path(plan.recipe.data.train if part == "train" else str(plan.recipe.data.heldout))
+    folder = Path(plan.recipe.data.train_folders[0] if part == "train" else str(plan.recipe.data.heldout))
     return Collection(
         out=folder,
         prompts=plan.train if part == "train" else plan.heldout,
@@ -112,7 +112,7 @@ def measure(plan: Plan, answerer: LocalAnswerer) -> Cost:
     asked, started = len(first.todo), time.perf_counter()
     list(first.run(answerer))
     per_answer = (time.perf_counter() - started) / max(1, asked)
-    rows = read_traces(plan.recipe.data.train).rows
+    rows = read_traces(plan.recipe.data.train_folders[0]).rows
     total = len(plan.train) + len(plan.heldout)
     with tempfile.TemporaryDirectory() as scratch:
         optimiser = plan.recipe.optimiser.model_copy(update={"epochs": None, "max_steps": MEASURED_STEPS})

@@ -41,13 +41,21 @@ class HeadShape(Section):
 
 
 class Data(Section):
-    """Where the traces lie, and how much of each sample is used."""
+    """Where the traces lie, and how much of each sample is used.
 
-    train: str
+    Attributes:
+        train: a folder of traces, or several that are mixed.
+    """
+
+    train: str | tuple[str, ...]
     heldout: str | None = None
     max_length: int = Field(default=3072, gt=1)
     num_anchors: int = Field(default=512, gt=0)
     cache_features: bool = False
+
+    @property
+    def train_folders(self) -> tuple[str, ...]:
+        return (self.train,) if isinstance(self.train, str) else self.train
 
 
 class ObjectiveChoice(Section):

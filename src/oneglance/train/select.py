@@ -135,10 +135,10 @@ def tau_interval(prompts: Sequence[Sequence[int]], *, seed: int = 0) -> tuple[fl
 
 
 def _accuracy(head: BlockHead, target: Target, rows: Sequence[Trace], long_side: int | None) -> Accuracy:
-    samples = [
+    samples = (
         run_target(target, row.encode(target, long_side=long_side), row.answer_ids, head.config.target_layer_ids)
         for row in rows
-    ]
+    )
     return heldout_accuracy(head, target, samples)
 
 

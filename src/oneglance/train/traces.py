@@ -146,6 +146,23 @@ def read_traces(folder: str | Path) -> Traces:
     return Traces(rows, json.loads(manifest.read_text()) if manifest.is_file() else {})
 
 
+def read_mixed(folders: Iterable[str | Path]) -> list[Trace]:
+    """The traces of several folders, one after the other.
+
+    Raises:
+        InputError: as ``read_traces``, or an id occurs twice.
+    """
+    seen: dict[str, str | Path] = {}
+    rows = []
+    for folder in folders:
+        for row in read_traces(folder).rows:
+            if row.id in seen:
+                raise InputError(f"sample {row.id} is in {seen[row.id]} and in {folder}; ids must differ")
+            seen[row.id] = folder
+            rows.append(row)
+    return rows
+
+
 def check_disjoint(train: Iterable[Trace], heldout: Iterable[Trace]) -> None:
     """Refuse a held-out set that shares images (or, without images, prompts) with training.
 

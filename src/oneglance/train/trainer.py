@@ -29,7 +29,7 @@ from oneglance.train.initial import initial_head
 from oneglance.train.recipe import HeadRecipe
 from oneglance.train.runlog import log, open_run
 from oneglance.train.step import PackedHead, Sample, StepResult, block_loss, run_target
-from oneglance.train.traces import Trace, check_disjoint, read_traces
+from oneglance.train.traces import Trace, check_disjoint, read_mixed, read_traces
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class HeadTrainer:
     def __init__(self, recipe: HeadRecipe, target: Target, out: Path, *, trackers: Sequence[Any] = ()) -> None:
         self.recipe, self.target, self.out = recipe, target, out
         self.accelerator = _accelerator(recipe, target, out, trackers)
-        self.train_rows = _usable(read_traces(recipe.data.train).rows)
+        self.train_rows = _usable(read_mixed(recipe.data.train_folders))
         self.heldout_rows = _usable(read_traces(recipe.data.heldout).rows) if recipe.data.heldout else []
         check_disjoint(self.train_rows, self.heldout_rows)
         self.config, head, self.reinitialised = initial_head(recipe, target)
@@ -206,7 +206,7 @@ class HeadTrainer:
     def _report(self, step: int, loss: float, result: StepResult | None, rate: float, evaluated: bool) -> Progress:
         accuracy = tau = None
         if evaluated and self.accelerator.is_main_process:
-            accuracy = heldout_accuracy(self.head, self.target, [self._sample(r) for r in self.heldout_rows])
+            accuracy = heldout_accuracy(self.head, self.target, (self._sample(r) for r in self.heldout_rows))
             tau = heldout_tau(self.head, self.target, self.heldout_rows, self.recipe)
         top1 = (result.hits / result.labelled.clamp(min=1)).tolist() if result else []
         progress = Progress(step, self.num_steps, loss, top1, rate, accuracy, tau)
