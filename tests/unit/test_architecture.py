@@ -27,7 +27,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"decode"}),
     frozenset({"stream"}),
     frozenset({"decoder"}),
-    frozenset({"audit", "calibrate", "train", "bench", "report", "serve", "engines", "testing"}),
+    frozenset({"audit", "calibrate", "matrix", "train", "bench", "report", "serve", "engines", "testing"}),
     frozenset({"commands"}),
     frozenset({"cli"}),
 )

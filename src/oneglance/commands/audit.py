@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -28,6 +29,14 @@ Trees = Annotated[
     list[str] | None,
     typer.Option("--tree", metavar="NAME", help="Tree policy; repeat for several. Default best_first."),
 ]
+Matrix = Annotated[
+    bool,
+    typer.Option("--matrix", help="Every arm next to its drafter-free controls, in float32 and bfloat16 (Table 7)."),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", rich_help_panel=options.OUTPUT, help="With --matrix: token ids and rows as JSON."),
+]
 CompareHf = Annotated[bool, typer.Option("--hf/--no-hf", help="Also compare with transformers' own generate.")]
 
 
@@ -37,6 +46,9 @@ def audit(
     budget: Budgets = None,
     tree: Trees = None,
     hf: CompareHf = True,
+    matrix: Matrix = False,
+    gate: options.Gate = "off",
+    out: Out = None,
     target: options.Target = options.BUILTIN,
     head: options.Head = None,
     drafter: options.Drafter = "block",
@@ -53,6 +65,9 @@ def audit(
 
     Exits with 1 if a divergence is a bug: if both loops also differ in float64, or the logit gap was too wide for
     rounding. Only float32 is called exact: in bfloat16 the target does not reproduce itself either.
+
+    With --matrix, plain decoding is also compared with itself along other kernels, threads and precisions, each drafter
+    stands next to these controls, and the gate's δ is measured unless it is given.
     """
     from oneglance.audit import audit as run
     from oneglance.drafters import prepare
@@ -61,13 +76,32 @@ def audit(
 
     if max_new_tokens < 1:
         raise InputError(f"an audit needs at least one new token, got --max-new-tokens {max_new_tokens}")
+    margin = opening.gate(gate)
+    _check_matrix(matrix, tree=tree, budget=budget, dtype=dtype, gate=gate, out=out)
     opening.set_threads(threads)
     for size in budget or []:
         opening.check_tree(size, branch_k)
     names = choose_tasks(tasks)
     policies = {name: policy(name) for name in tree or ["best_first"]}
     bind = prepare(drafter, opening.head_name(target, head, drafter))
-    opened = open_target(target, dtype=dtype, device=device, device_map=device_map, attention=attention)
+    open_in = partial(open_target, target, device=device, device_map=device_map, attention=attention)
+    if matrix:
+        from oneglance.commands.matrix import run_matrix
+
+        is_exact = run_matrix(
+            lambda name: open_in(dtype=name),
+            bind,
+            tasks=names,
+            prompts=prompts,
+            budget=(budget or [options.BUDGET])[0],
+            branch_k=branch_k,
+            max_new_tokens=max_new_tokens,
+            gate=margin,
+            out=out,
+            json=json,
+        )
+        raise typer.Exit(0 if is_exact else 1)
+    opened = open_in(dtype=dtype)
     arms = {
         f"{name}/{size}": partial(bind, policy=chosen, budget=size, branch_k=branch_k)
         for name, chosen in policies.items()
@@ -81,6 +115,16 @@ def audit(
         _show(Console(highlight=False), report)
     if report.bugs:
         raise typer.Exit(1)
+
+
+def _check_matrix(
+    matrix: bool, *, tree: list[str] | None, budget: list[int] | None, dtype: str, gate: str, out: Path | None
+) -> None:
+    """Refuse options that the mode would not look at."""
+    if not matrix and (gate != "off" or out is not None):
+        raise InputError("--gate and --out go with --matrix")
+    if matrix and (tree or len(budget or []) > 1 or dtype != "float32"):
+        raise InputError("--matrix runs chain and tree at one budget, in float32 and bfloat16; drop --tree and --dtype")
 
 
 def choose_tasks(names: str) -> list[str]:
