@@ -5,13 +5,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from accelerate.state import AcceleratorState
+from accelerate.tracking import GeneralTracker
 
+from oneglance.core import InputError
 from oneglance.decoder import Decoder
 from oneglance.drafters.plain import NoDrafter
 from oneglance.targets.base import Target
@@ -21,7 +24,7 @@ from oneglance.train.memory import training_memory
 from oneglance.train.prompts import Prompt
 from oneglance.train.recipe import HeadRecipe
 from oneglance.train.runlog import read_log
-from oneglance.train.traces import read_traces
+from oneglance.train.traces import append_traces, read_traces
 from oneglance.train.trainer import HeadTrainer
 
 HERE = Path(__file__).parent
@@ -117,3 +120,46 @@ def test_memory_is_estimated_part_by_part(tmp_path: Path) -> None:
     small = type(memory)(memory.parts, memory.needed - 1, memory.target)
     assert "lower data.num_anchors" in (small.advice() or "")
     assert "alone do not fit" in (type(memory)(memory.parts, 1, memory.target).advice() or "")
+
+
+class Notes(GeneralTracker):
+    """A tracker of accelerate that remembers."""
+
+    name = "notes"
+    requires_logging_directory = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[tuple[int | None, dict[str, float]]] = []
+
+    @property
+    def tracker(self) -> None:
+        return None
+
+    def store_init_configuration(self, values: dict[str, object]) -> None:
+        pass
+
+    def log(self, values: dict[str, float], step: int | None = None, **_: object) -> None:
+        self.rows.append((step, values))
+
+
+def test_trackers_get_a_number_a_name(tmp_path: Path) -> None:
+    target, notes = tiny_target("qwen3"), Notes()
+    plan = HeadRecipe(**{**PLAN, "data": {"train": str(traces(target, tmp_path / "traces"))}})
+    reports = list(HeadTrainer(plan, target, tmp_path / "run", trackers=[notes]).run())
+    assert [step for step, _ in notes.rows] == [1, 2, 3, 4]
+    assert notes.rows[2][1]["loss"] == reports[2].loss
+    assert notes.rows[2][1]["top1/offset_15"] == reports[2].top1[14]
+
+
+def test_a_run_is_not_resumed_on_other_data(tmp_path: Path) -> None:
+    target = tiny_target("qwen3")
+    folder = traces(target, tmp_path / "traces")
+    plan = HeadRecipe(**{**PLAN, "data": {"train": str(folder)}, "schedule": {"log_every": 1, "save_every": 1}})
+    started = HeadTrainer(plan, target, tmp_path / "run").run()
+    next(started)
+    started.close()
+    row = read_traces(folder).rows[0]
+    list(append_traces(folder, [replace(row, id="one more")]))
+    with pytest.raises(InputError, match="have changed since it began"):
+        list(HeadTrainer(plan, target, tmp_path / "run").run(resume=True))

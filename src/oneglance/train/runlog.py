@@ -10,15 +10,22 @@ from oneglance.core import InputError
 from oneglance.train.recipe import HeadRecipe
 from oneglance.train.traces import append_lines, read_lines
 
-LOG, RECIPE = "log.jsonl", "recipe.json"
+LOG, RECIPE, ROWS = "log.jsonl", "recipe.json", "rows.json"
 FREE = ("schedule", "save_dtype", "ours")  # sections that a resumed run may change: no weight depends on them
 
 
-def open_run(out: Path, recipe: HeadRecipe, *, start: int, resume: bool) -> None:
+def open_run(out: Path, recipe: HeadRecipe, *, rows: dict[str, int], start: int, resume: bool) -> None:
     """Prepare the folder of a run that begins after ``start`` steps; what a killed run logged past it goes.
 
+    Args:
+        out: the folder.
+        recipe: of this run.
+        rows: usable samples by set: with others, the order of the data would be another.
+        start: steps done.
+        resume: go on with what is there.
+
     Raises:
-        InputError: the folder holds a run that is not to be resumed, or one of another recipe.
+        InputError: the folder holds a run that is not to be resumed, or one of another recipe or other data.
     """
     path, own = out / RECIPE, recipe.model_dump(mode="json")
     if path.is_file() and not resume:
@@ -30,7 +37,11 @@ def open_run(out: Path, recipe: HeadRecipe, *, start: int, resume: bool) -> None
             raise InputError(
                 f"{out} holds a run with another {differing[0]}; resume it as it was, or choose another --out"
             )
+    counts = json.dumps(rows)
+    if path.is_file() and (out / ROWS).is_file() and (out / ROWS).read_text() != counts and start:
+        raise InputError(f"the traces of {out} have changed since it began; choose another --out")
     out.mkdir(parents=True, exist_ok=True)
+    write_atomically(out / ROWS, counts)
     write_atomically(path, json.dumps(own, indent=2) + "\n")
     kept = [row for row in read_lines(out / LOG) if row["step"] <= start]
     write_atomically(out / LOG, "".join(json.dumps(row) + "\n" for row in kept))

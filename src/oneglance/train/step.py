@@ -71,9 +71,9 @@ def block_loss(
     embedded = target.embedding(blocks.token_ids.to(target.device)).to(device, parameter.dtype).flatten(1, 2)
     states = head(embedded, context, blocks)
     states = states.unflatten(1, blocks.token_ids.shape[1:])[:, :, 1:].flatten(0, 1)  # (b*A, L, H)
-    labels = blocks.labels[:, :, 1:].flatten(0, 1).to(device)  # (b*A, L)
-    teacher = _teacher_states(samples, blocks, device) if objective.soft else None
-    nll, predicted = slot_losses(states, labels, target.lm_head, teacher)
+    labels = blocks.labels[:, :, 1:].flatten(0, 1).to(target.lm_head_device)  # (b*A, L)
+    teacher = _teacher_states(samples, blocks, labels.device) if objective.soft else None
+    nll, predicted = slot_losses(states.to(labels.device), labels, target.lm_head, teacher)
     hidden = labels >= 0
     weights = objective.weigh(nll, hidden)
     return StepResult((nll * weights).sum(), weights.sum(), *_accuracy(predicted, labels, hidden))

@@ -132,7 +132,9 @@ class HeadTrainer:
     def _begin(self, resume: bool) -> int:
         steps = self.checkpoints.steps()
         if self.accelerator.is_main_process:
-            open_run(self.out, self.recipe, start=steps[-1] if steps and resume else 0, resume=resume)
+            rows = {"train": len(self.train_rows), "heldout": len(self.heldout_rows)}
+            start = steps[-1] if steps and resume else 0
+            open_run(self.out, self.recipe, rows=rows, start=start, resume=resume)
         self.accelerator.wait_for_everyone()
         return self.checkpoints.restore(self.head, self.adam) if resume else 0
 
