@@ -149,35 +149,6 @@ def resample_correlation(
     return _interval(moments, statistic, True, resamples, level, seed)
 
 
-def resample_any(
-    statistic: Callable[[NDArray[np.intp]], float],
-    prompts: ArrayLike,
-    *,
-    resamples: int = 1000,
-    level: float = LEVEL,
-    seed: int = 0,
-) -> Interval:
-    """Any statistic of round indices (R,): prompts are drawn with replacement and bring all their rounds.
-
-    The value is the statistic of all rounds as they are.
-    """
-    names = np.asarray(prompts)
-    codes = clusters(names, names.size)
-    order = np.argsort(codes, kind="stable")
-    groups = np.split(order, np.cumsum(np.bincount(codes))[:-1])
-    value = float(statistic(np.arange(names.size)))
-    if len(groups) < 2:
-        return Interval(value, NAN, NAN, level)
-    rng = np.random.default_rng(seed)
-    draws = rng.integers(len(groups), size=(resamples, len(groups)))
-    found = np.array([statistic(np.concatenate([groups[g] for g in draw])) for draw in draws], float)
-    found = found[~np.isnan(found)]
-    if not found.size:
-        return Interval(value, NAN, NAN, level)
-    low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(value, float(low), float(high), level)
-
-
 def sandwich(bread: Array, scores: Array, prompts: ArrayLike) -> tuple[Array, int]:
     """Covariance of an estimator that sets the sum of scores to zero, with scores added up within prompts.
 

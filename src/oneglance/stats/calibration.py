@@ -71,7 +71,7 @@ def calibrate(ranks: ArrayLike, top_log_q: ArrayLike, *, num_bins: int = 10) -> 
     own, top = np.asarray(ranks), np.asarray(top_log_q, float)
     if own.ndim != 2 or own.shape != top.shape or not own.size:
         raise InputError(f"ranks {own.shape} and top log q {top.shape} must be two equal tables of rounds by offsets")
-    is_known = np.logical_and.accumulate(own >= 0, axis=1)
+    is_known = own >= 0
     is_match = own == 0
     alive = np.logical_and.accumulate(is_match, axis=1)
     score = np.exp(top.cumsum(axis=1))

@@ -82,11 +82,6 @@ def law(b0: float, b1: float, *, num_offsets: int = L) -> Law:
     return Law(Interval(b0, NAN, NAN), Interval(b1, NAN, NAN), DEFAULT_METHOD, 0, 0, num_offsets)
 
 
-def intercept_of_cap(cap: float) -> float:
-    """b0 of a printed cap e^b0."""
-    return float(np.log(cap))
-
-
 def fit_law(
     h_nats: ArrayLike,
     a: ArrayLike,

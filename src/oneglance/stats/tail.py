@@ -41,13 +41,14 @@ class ChiSquare:
 
     Attributes:
         statistic, df, p: df is cells less one less the parameters fitted to the same rounds; p is nan below df 1.
-        cells: first length of each cell.
+        cells: first length of each cell; smallest_expected: rounds in the emptiest of them, by the model.
     """
 
     statistic: float
     df: int
     p: float
     cells: tuple[int, ...]
+    smallest_expected: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +178,8 @@ def chi_square(observed: Runs, survived: Array, *, fitted: int = 0, cells: Seque
     said = np.add.reduceat(expected, starts)
     statistic = float(((seen - said) ** 2 / np.maximum(said, 1e-9)).sum())
     df = len(starts) - 1 - fitted
-    return ChiSquare(statistic, df, float(chi2.sf(statistic, df)) if df > 0 else float("nan"), starts)
+    p = float(chi2.sf(statistic, df)) if df > 0 else float("nan")
+    return ChiSquare(statistic, df, p, starts, float(said.min()))
 
 
 def likelihood_ratio(observed: Runs, *, num_offsets: int = L, resamples: int = 999, seed: int = 0) -> LikelihoodRatio:

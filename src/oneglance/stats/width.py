@@ -115,7 +115,11 @@ def conditional_variance(values: ArrayLike, h_nats: ArrayLike, *, num_bins: int 
 
 
 def headroom(law: Law, h_nats: ArrayLike, *, share: float = 0.5) -> Headroom:
-    """What the law says moving width could gain on these entropies, at most (Prop. 5)."""
+    """What the law says moving width could gain on these entropies, at most (Prop. 5).
+
+    The proposition has the gain vanish for two far modes, because V ≈ 0 at both. That needs a law that is sure at zero
+    entropy: with the published b0 a certain round still has V near 0.75, and two modes give more headroom, not less.
+    """
     values = np.sort(width_value(law, h_nats))[::-1]
     count = max(1, round(share * values.size))
     gain = float(values[:count].mean() - values.mean())

@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from oneglance.core import InputError
 from oneglance.stats.bootstrap import (
     Interval,
     Totals,
-    resample_any,
+    resample_correlation,
     resample_difference,
     resample_lift,
     resample_mean,
@@ -48,23 +49,28 @@ def test_the_sandwich_of_a_mean_is_the_variance_of_prompt_sums() -> None:
     assert num_groups == 50
     assert covariance[0, 0] == pytest.approx(of_prompts.var(ddof=1) / 50)
     (interval,) = t_intervals(np.array([values.mean()]), covariance, num_groups)
-    assert values.mean() in interval
+    by_scipy = stats.ttest_1samp(of_prompts, 0.0).confidence_interval(0.95)
+    assert (interval.low, interval.high) == pytest.approx((by_scipy.low, by_scipy.high))
 
 
 def test_one_prompt_has_no_spread() -> None:
     assert np.isnan(resample_mean([1.0, 2.0], ["p", "p"]).low)
-    assert np.isnan(resample_any(lambda rows: float(rows.size), ["p", "p"]).low)
     covariance, num_groups = sandwich(np.eye(1), np.ones((3, 1)), ["p"] * 3)
     assert np.isnan(t_intervals(np.ones(1), covariance, num_groups)[0].low)
 
 
-def test_any_statistic_agrees_with_the_vectorised_mean() -> None:
-    values, prompts = clustered(40, 5, 2)
-    slow = resample_any(lambda rows: float(values[rows].mean()), prompts, resamples=1500)
-    fast = resample_mean(values, prompts, resamples=4000)
-    assert slow.value == pytest.approx(fast.value)
-    assert slow.low == pytest.approx(fast.low, abs=0.05)
-    assert slow.high == pytest.approx(fast.high, abs=0.05)
+def test_correlation_against_resampling_whole_prompts() -> None:
+    """Sums over prompts give the same interval as drawing prompts and computing r anew."""
+    x, prompts = clustered(40, 5, 2)
+    y = x + np.random.default_rng(3).normal(0, 1, x.size)
+    found = resample_correlation(x, y, prompts)
+    assert found.value == pytest.approx(stats.pearsonr(x, y).statistic)
+    rng = np.random.default_rng(4)
+    rows = np.arange(x.size).reshape(40, 5)
+    drawn = [rows[rng.integers(0, 40, 40)].ravel() for _ in range(1000)]
+    low, high = np.quantile([stats.pearsonr(x[r], y[r]).statistic for r in drawn], [0.025, 0.975])
+    assert (found.low, found.high) == pytest.approx((low, high), abs=0.03)
+    assert np.isnan(resample_correlation(np.ones(4), [1, 2, 3, 4], ["a", "a", "b", "b"]).value)
 
 
 def test_difference_and_lift() -> None:

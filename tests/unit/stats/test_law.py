@@ -1,6 +1,7 @@
 """The entropy law: planted parameters, censoring, the R²s, the verdict, and the paper's figures."""
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from oneglance.stats.curve import (
     noise_ceiling,
     r_squared,
 )
-from oneglance.stats.law import Law, fit_law, fit_offset_slope, intercept_of_cap, law
+from oneglance.stats.law import Law, fit_law, fit_offset_slope, law
 from simulate import Rounds, simulate_rounds
 
 METHODS = ("ml", "ls")
@@ -66,6 +67,21 @@ def test_maximum_likelihood_is_logistic_regression_on_every_trial() -> None:
         assert loss(found.b0.value + step[0], found.b1.value + step[1]) > best
 
 
+def test_least_squares_are_least() -> None:
+    """Against a mean by hand, horizon by horizon."""
+    rounds = simulate_rounds(1.0, 0.7, num_rounds=300, num_prompts=50, cut_share=0.5, seed=3)
+    found = fit(rounds, "ls")
+
+    def loss(b0: float, b1: float) -> float:
+        p = expit(b0 - b1 * rounds.h_nats)
+        means = [sum(q**k for k in range(1, horizon + 1)) for q, horizon in zip(p, rounds.horizon, strict=True)]
+        return float(((rounds.a - np.array(means)) ** 2).sum())
+
+    best = loss(found.b0.value, found.b1.value)
+    for step in ((0.01, 0), (-0.01, 0), (0, 0.01), (0, -0.01)):
+        assert loss(found.b0.value + step[0], found.b1.value + step[1]) > best
+
+
 def test_offset_slope() -> None:
     rng = np.random.default_rng(4)
     h = rng.exponential(0.6, 8000)
@@ -101,8 +117,8 @@ def test_the_papers_caps() -> None:
     assert docvqa.cap == pytest.approx(3.34, abs=0.005)
     assert docvqa.loose_cap == pytest.approx(3.41, abs=0.005)
     assert docvqa.cap < 5.23  # the floor that the law cannot reach
-    assert intercept_of_cap(3.22) == pytest.approx(1.169, abs=1e-3)
-    assert intercept_of_cap(4.50) == pytest.approx(1.504, abs=1e-3)
+    assert law(1.169, 1.0).loose_cap == pytest.approx(3.22, abs=0.005)
+    assert law(1.504, 1.0).loose_cap == pytest.approx(4.50, abs=0.005)
 
 
 def test_degenerate_rounds_have_no_fit_and_say_why() -> None:
@@ -166,6 +182,7 @@ def test_isotonic_is_the_best_decreasing_curve(pairs: list[tuple[float, int]]) -
 def test_ceiling_by_hand_and_on_noise() -> None:
     found = noise_ceiling([0, 0, 1, 1], [4, 2, 1, 1], num_bins=2)
     assert found.share == pytest.approx(4 / 6)  # bin means 3 and 1 around 2
+    assert found.corrected == pytest.approx((4 - 1) / 6)  # a mean square of 1 within bins
     rng = np.random.default_rng(0)
     noise = noise_ceiling(rng.random(1000), rng.random(1000))
     assert noise.share == pytest.approx(49 / 999, abs=0.03)  # fifty bins explain that much of pure noise
@@ -197,12 +214,41 @@ def test_verdicts() -> None:
         assert found.verdict == verdict
 
 
+def test_no_verdict_without_its_interval() -> None:
+    """Each criterion alone can withhold the verdict."""
+    rounds = simulate_rounds(1.0, 0.7, num_rounds=2000, num_prompts=80, seed=9)
+    fitted = fit(rounds)
+
+    def verdict(law: Law, h_nats: np.ndarray = rounds.h_nats) -> str:
+        return assess(law, h_nats, rounds.a, rounds.prompts, horizon=rounds.horizon).verdict
+
+    assert verdict(fitted) == "holds"
+    assert verdict(replace(fitted, b1=replace(fitted.b1, low=-0.1))) == "inconclusive"
+    assert verdict(replace(fitted, b0=replace(fitted.b0, value=-3.0))) == "inconclusive"  # far off the curve
+    backwards = rounds.h_nats.max() - rounds.h_nats
+    rising = fit_law(backwards, rounds.a, horizon=rounds.horizon, prompts=rounds.prompts)
+    assert verdict(rising, backwards) == "inverted"
+    assert verdict(replace(rising, b1=replace(rising.b1, high=0.1)), backwards) == "inconclusive"
+
+
 def test_r_squared() -> None:
     assert r_squared([1, 2, 3], [1, 2, 3]) == 1.0
     assert r_squared([1, 2, 3], [2, 2, 2]) == 0.0
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert np.isnan(r_squared([2, 2], [1, 3]))
+
+
+def test_sandwich_agrees_with_resampling_prompts() -> None:
+    rounds = simulate_rounds(1.0, 0.8, num_rounds=800, num_prompts=60, prompt_spread=0.4, seed=11)
+    found = fit(rounds).b1
+    rng = np.random.default_rng(0)
+    own = [np.flatnonzero(rounds.prompts == prompt) for prompt in np.unique(rounds.prompts)]
+    slopes = []
+    for _ in range(200):
+        rows = np.concatenate([own[i] for i in rng.integers(0, len(own), len(own))])
+        slopes.append(fit_law(rounds.h_nats[rows], rounds.a[rows]).b1.value)
+    assert (found.high - found.low) / 4 == pytest.approx(np.std(slopes), rel=0.2)
 
 
 @pytest.mark.slow

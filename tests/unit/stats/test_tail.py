@@ -139,6 +139,7 @@ def test_fits_do_not_depend_on_the_starts() -> None:
     assert one.log_likelihood == pytest.approx(two.log_likelihood, abs=1e-3)
     np.testing.assert_allclose(one.model.survival(), two.model.survival(), atol=2e-3)
     assert one.model.rho_d == pytest.approx(two.model.rho_d, abs=0.006)
+    assert one.model.rho_d == ridge(one.model).rho_d[1]  # of all equals, the nearest to copying
 
 
 @given(st.integers(0, 50))
@@ -202,6 +203,7 @@ def test_held_out_prefers_two_states_where_rounds_copy() -> None:
     assert sum(split.num_rounds for split in found.splits[:2]) == 1000
     assert sum(split.num_rounds for split in found.splits[2:]) == 1000
     assert all(split.two_state.cells == split.single.cells for split in found.splits)
+    assert all(min(s.two_state.smallest_expected, s.single.smallest_expected) >= 5 for s in found.splits)
     first = found.splits[0]
     assert first.mean_seen.low < first.mean_two_state < first.mean_seen.high
     with pytest.raises(InputError, match="9 prompts are too few"):
