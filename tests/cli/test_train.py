@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -162,3 +163,25 @@ def test_export_says_how_to_start_the_engine(run: Run, tmp_path: Path) -> None:
     result = run("export", "builtin:reader", "--format", "vllm", "--out", tmp_path / "out", "--target", "a/b")
     assert "vllm serve a/b --speculative-config" in result.out
     assert "unknown format 'gguf'" in run("export", "builtin:reader", "--format", "gguf", "--out", tmp_path / "x").error
+
+
+def test_an_upload_holds_the_head_and_its_card_only(
+    run: Run, text_head: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[dict[str, object]] = []
+
+    class Hub:
+        def create_repo(self, name: str, **options: object) -> None:
+            sent.append({"repo": name, **options})
+
+        def upload_folder(self, **options: object) -> str:
+            sent.append(options)
+            return "https://hub/commit/1"
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    folder = shutil.copytree(text_head, tmp_path / "head")
+    result = run("push", folder, "someone/head", "--licence", "mit", "--private", "--json").json
+    assert result["uploaded"] == "https://hub/commit/1"
+    assert sent[0] == {"repo": "someone/head", "private": True, "exist_ok": True}
+    assert sent[1]["allow_patterns"] == ["config.json", "model.safetensors", "README.md"]
+    assert "the head carries no training card" in (folder / "README.md").read_text()

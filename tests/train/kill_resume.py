@@ -24,11 +24,12 @@ from oneglance.targets.base import Target
 from oneglance.targets.chat import encode
 from oneglance.testing import tiny_target
 from oneglance.train.recipe import Data, HeadRecipe, HeadShape, Optimiser, Schedule
-from oneglance.train.runlog import read_log
+from oneglance.train.runlog import LOG, read_log
 from oneglance.train.traces import Trace, append_traces
 from oneglance.train.trainer import HeadTrainer
 
 NUM_STEPS = 12
+TIMEOUT_S = 300
 
 
 def write_traces(target: Target, folder: Path) -> None:
@@ -66,18 +67,27 @@ def in_child(work: Callable[[], None]) -> int:
     return child
 
 
-def survived(child: int, after_s: float | None) -> bool:
-    """Wait for the end of a child, or kill it after some time; whether it came to its end."""
-    deadline = time.monotonic() + (after_s if after_s is not None else 120)
+def survived(child: int, log: Path, kill: tuple[int, float] | None) -> bool:
+    """Wait for the end of a child, or kill it; whether it came to its end.
+
+    Args:
+        child: its process id.
+        log: what it writes.
+        kill: after so many rows of the log, and so many seconds more; None never kills.
+    """
+    deadline = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
             assert os.waitstatus_to_exitcode(status) == 0, "the training process failed by itself"
             return True
-        time.sleep(0.002)
+        if kill and log.is_file() and log.read_bytes().count(b"\n") >= kill[0]:
+            time.sleep(kill[1])
+            break
+        time.sleep(0.001)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    assert after_s is not None, "the training process hangs"
+    assert kill, "the training process hangs"
     return False
 
 
@@ -91,16 +101,17 @@ def main(trials: int, seed: int) -> int:
         def train(out: Path) -> None:
             list(HeadTrainer(recipe(folder / "traces"), target, out).run(resume=True))
 
-        started = time.monotonic()
-        assert survived(in_child(lambda: train(folder / "unbroken")), None)
-        whole_s = time.monotonic() - started
+        assert survived(in_child(lambda: train(folder / "unbroken")), folder, None)
         expected = {row["step"]: row["loss"] for row in read_log(folder / "unbroken")}
         assert sorted(expected) == list(range(1, NUM_STEPS + 1))
         kills, worst, lost = 0, 0.0, 0
         for trial in range(trials):
             out = folder / f"trial{trial}"
-            while not survived(in_child(lambda out=out: train(out)), rng.uniform(0.2, 1.1) * whole_s):
+            kill: tuple[int, float] | None = (rng.randrange(NUM_STEPS), rng.uniform(0, 0.1))
+            while not survived(in_child(lambda out=out: train(out)), out / LOG, kill):
                 kills += 1
+                again = rng.random() < 0.5
+                kill = (rng.randrange(NUM_STEPS), rng.uniform(0, 0.1)) if again else None
             got = [(row["step"], row["loss"]) for row in read_log(out)]
             lost += [step for step, _ in got] != sorted(expected)
             worst = max([worst, *(abs(loss - expected[step]) / expected[step] for step, loss in got)])

@@ -87,7 +87,7 @@ def test_killed_runs_lose_nothing() -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads(done.stdout.splitlines()[-1])
-    assert summary["kills"] >= 2
+    assert summary["kills"] >= 1
     assert summary["broken_curves"] == 0
 
 

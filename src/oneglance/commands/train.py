@@ -98,7 +98,7 @@ def introduce(trainer: HeadTrainer, console: Console) -> int:
     memory = training_memory(trainer.recipe, trainer.target, config, trainer.train_rows)
     console.print(memory.line())
     advice = memory.advice()
-    if advice:
+    if advice and trainer.accelerator.is_main_process:
         warnings.warn(advice, OneglanceWarning, stacklevel=2)
     return memory.needed
 

@@ -259,7 +259,7 @@ def _accelerator(recipe: HeadRecipe, target: Target, out: Path, trackers: Sequen
     """Accelerate on the target's device.
 
     Raises:
-        InputError: a tracker is not installed.
+        InputError: a tracker is not installed, or weights would be sharded, which checkpoints here cannot gather.
     """
     from accelerate.tracking import get_available_trackers
 
@@ -273,6 +273,9 @@ def _accelerator(recipe: HeadRecipe, target: Target, out: Path, trackers: Sequen
         log_with=list(trackers) or None,
         project_dir=str(out),
     )
+    kind = accelerator.distributed_type.value
+    if kind in ("FSDP", "DEEPSPEED", "MEGATRON_LM"):
+        raise InputError(f"training runs as data parallelism (DDP), not as {kind}; set that in the accelerate config")
     if trackers:
         accelerator.init_trackers(recipe.name)
     return accelerator
