@@ -39,7 +39,10 @@ def encode(
         messages = [{**m, "content": _joined_text(m["content"])} for m in messages]
         return target.wrap({"input_ids": target.tokenizer(_render(target, messages), **_TEXT)["input_ids"]})
     arguments: dict[str, Any] = {"images": pictures} if pictures else {}
-    encoded = target.processor(text=[_render(target, messages)], **arguments, **_TEXT)
+    try:
+        encoded = target.processor(text=[_render(target, messages)], **arguments, **_TEXT)
+    except ValueError as error:  # placeholders typed into a text, an image of an impossible shape, …
+        raise InputError(f"the target's processor refuses the prompt: {str(error).strip().splitlines()[0]}") from error
     return target.wrap({k: v for k, v in encoded.items() if k in ("input_ids", "attention_mask", *target.input_names)})
 
 
@@ -49,18 +52,19 @@ def normalise(
     """Messages whose contents are lists of parts, and their images in order of appearance."""
     if isinstance(images, str | bytes | Image.Image) or not isinstance(images, Sequence):
         raise InputError("images takes a list of image sources; write [image]")
-    pictures = [load_image(image) for image in images]
     if isinstance(prompt, str):
-        if not prompt and not pictures:
+        if not prompt and not images:
             raise InputError("the prompt is empty; give a text, an image, or both")
-        parts = [{"type": "image"}] * len(pictures) + ([{"type": "text", "text": prompt}] if prompt else [])
+        parts: list[dict[str, Any]] = [{"type": "image", "image": image} for image in images]
+        parts += [{"type": "text", "text": prompt}] if prompt else []
         prompt = [{"role": "user", "content": parts}]
-    elif pictures:
+    elif images:
         raise InputError("with chat messages, put images into the message contents, not into images=")
     if system is not None:
         prompt = [{"role": "system", "content": system}, *prompt]
     if not prompt:
         raise InputError("there are no messages; give at least one user message")
+    pictures: list[Image.Image] = []
     return [_message(m, pictures) for m in prompt], pictures
 
 
@@ -68,6 +72,8 @@ _TEXT = {"return_tensors": "pt", "add_special_tokens": False}
 
 
 def _message(message: Message, pictures: list[Image.Image]) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise InputError(f"a message must be an object with role and content, got {type(message).__name__}")
     role, content = message.get("role"), message.get("content")
     if role not in ROLES:
         raise InputError(f"message role must be one of {', '.join(ROLES)}, got {role!r}")
@@ -79,18 +85,22 @@ def _message(message: Message, pictures: list[Image.Image]) -> dict[str, Any]:
 
 
 def _part(part: Mapping[str, Any], pictures: list[Image.Image]) -> dict[str, Any]:
+    if not isinstance(part, Mapping):
+        raise InputError(f"a message part must be an object with a type, got {type(part).__name__}")
     kind = part.get("type")
-    if kind == "text" and isinstance(part.get("text"), str):
+    if kind == "text":
+        if not isinstance(part.get("text"), str):
+            raise InputError("a text part has no text; write {'type': 'text', 'text': …}")
         return {"type": "text", "text": part["text"]}
-    if kind == "image":
-        if "image" in part:
-            pictures.append(load_image(part["image"]))
-        return {"type": "image"}
-    if kind == "image_url":
-        url = part.get("image_url")
-        pictures.append(load_image(url["url"] if isinstance(url, Mapping) else str(url)))
-        return {"type": "image"}
-    raise InputError(f"message part type {kind!r} is not supported; use text or image")
+    if kind not in ("image", "image_url"):
+        raise InputError(f"message part type {kind!r} is not supported; use text or image")
+    source = part.get(kind)
+    if kind == "image_url" and isinstance(source, Mapping):
+        source = source.get("url")
+    if source is None:
+        raise InputError(f"an {kind} part names no image; write {{'type': 'image', 'image': …}}")
+    pictures.append(load_image(source))
+    return {"type": "image"}
 
 
 def _render(target: Target, messages: list[dict[str, Any]]) -> str:
