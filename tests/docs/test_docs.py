@@ -18,7 +18,13 @@ def blocks(page: Path, language: str) -> list[str]:
     return [code for name, code in BLOCK.findall(page.read_text(encoding="utf-8")) if name == language]
 
 
-CODE = [pytest.param(code, id=f"{page.name}-{i}") for page in PAGES for i, code in enumerate(blocks(page, "python"))]
+# a block that imports the package is a whole program; others are fragments
+CODE = [
+    pytest.param(code, id=f"{page.name}-{index}")
+    for page in PAGES
+    for index, code in enumerate(blocks(page, "python"))
+    if "import oneglance" in code
+]
 LINES = sorted(
     {line for page in PAGES for code in blocks(page, "") for line in code.splitlines() if line.startswith("oneglance ")}
     | {code for page in PAGES for code in re.findall(r"`(oneglance \w[^`]*)`", page.read_text(encoding="utf-8"))}

@@ -157,7 +157,8 @@ def table(comparison: Comparison) -> Table:
     from oneglance.commands.pairs import ARMS
 
     names = ("tokens", "rounds", "τ", "ms/token", "speedup", "identical")
-    grid = Table("", *(Column(name, justify="right", no_wrap=True) for name in names), box=box.SIMPLE_HEAD)
+    columns = [Column(name, justify="right", no_wrap=True) for name in names]
+    grid = Table(Column("", no_wrap=True), *columns, box=box.SIMPLE_HEAD, pad_edge=False)
     verdict = Text("yes", "bold green") if comparison.is_identical else Text("NO", "bold red")
     for arm, generation in enumerate((comparison.plain, comparison.drafted)):
         tau = "–" if generation.tau is None else f"{generation.tau:.2f}"
