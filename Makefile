@@ -9,7 +9,7 @@ PROMPTS ?= 200
 TRIALS ?= 50
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint format-check types format soak audit-full kill-resume clean
+.PHONY: help demo test check lint format-check types format fuzz soak audit-full kill-resume clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ types: $(STAMP)
 format: $(STAMP) ## repair lint and format where that is mechanical
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+fuzz: $(STAMP) ## the property tests on 2,000 new examples each, other ones every time (half an hour)
+	HYPOTHESIS_PROFILE=fuzz $(BIN)/pytest tests/properties/test_identity.py $(foreach room,tree accept text,tests/unit/test_$(room).py)
 
 soak: $(STAMP) ## 20,000 rounds at temperature 1: flat memory, exact text
 	SOAK_ROUNDS=20000 $(BIN)/pytest tests/properties/test_soak.py
