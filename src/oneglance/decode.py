@@ -58,19 +58,19 @@ def decode(
     verify = Verifier(target, warn)
     index, is_gated = 0, False
     while keeper.room:
-        started = time.perf_counter()
-        tree = EMPTY_TREE if is_gated else drafter.draft(root, state, draft_state, max_depth=keeper.room - 1)
-        drafted = time.perf_counter()
+        started_at = time.perf_counter()
+        drafted = EMPTY_TREE if is_gated else drafter.draft(root, state, draft_state, max_depth=keeper.room - 1)
+        drafted_at = time.perf_counter()
         try:
-            tree, rows = verify(state, root, tree)
-            verified = time.perf_counter()
+            tree, rows = verify(state, root, drafted)
+            verified_at = time.perf_counter()
             verdict = accept(tree, rows, state.token_ids)
             kept = verdict.token_ids[: len(keeper.push(verdict.token_ids))]
             target.commit(state, verdict.path[: len(kept)], kept)
         except BaseException:
             target.rollback(state)
             raise
-        ended = time.perf_counter()
+        ended_at = time.perf_counter()
         yield Round(
             index=index,
             root=root,
@@ -78,10 +78,10 @@ def decode(
             verdict=verdict,
             token_ids=kept,
             cut=keeper.cut,
-            num_draft_passes=drafter.num_passes(tree),
-            t_draft_ms=(drafted - started) * 1e3,
-            t_verify_ms=(verified - drafted) * 1e3,
-            t_host_ms=(ended - verified) * 1e3,
+            num_draft_passes=0 if is_gated else drafter.num_passes(drafted),
+            t_draft_ms=(drafted_at - started_at) * 1e3,
+            t_verify_ms=(verified_at - drafted_at) * 1e3,
+            t_host_ms=(ended_at - verified_at) * 1e3,
         )
         root = kept[-1] if kept else root  # nothing is kept where the root's own row is gated
         is_gated = verdict.is_gated
@@ -161,7 +161,7 @@ class Guarded:
         return tree
 
     def num_passes(self, tree: TokenTree) -> int:
-        return self._drafter.num_passes(tree)
+        return 0 if self.failure is not None else self._drafter.num_passes(tree)
 
     def _attempt(self, step: Callable[[], Any], otherwise: Any) -> Any:
         try:

@@ -23,10 +23,12 @@ from oneglance.core import (
     SamplingParams,
 )
 from oneglance.drafters import prepare
+from oneglance.drafters.pruned import Pruned
 from oneglance.stream import Run, Step, Stream
 from oneglance.targets import open_target
 from oneglance.targets.base import Target
 from oneglance.targets.chat import Message, encode
+from oneglance.targets.grammar import grammar_mask
 from oneglance.targets.processing import processors
 from oneglance.targets.state import Inputs
 from oneglance.tree import policy
@@ -138,7 +140,9 @@ class Decoder:
         """Decode an encoded prompt, a round at a time."""
         if params.temperature and params.seed is None:
             params = replace(params, seed=secrets.randbits(32))
-        run = Run(self.target, self.drafter, partial(self.accept_rule, inputs, params), inputs, params, self.say_once)
+        grammar = grammar_mask(self.target, params, len(inputs.token_ids))
+        drafter = self.drafter if grammar is None else Pruned(self.drafter, grammar)
+        run = Run(self.target, drafter, partial(self.accept_rule, inputs, params), inputs, params, self.say_once)
         return Stream(run.steps(), run.generation)
 
     def accept_rule(

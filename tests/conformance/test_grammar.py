@@ -1,6 +1,7 @@
 """Structured output: a match always, and identical to constrained plain decoding whatever the drafter."""
 
 import json
+import random
 import re
 import sys
 from functools import cache
@@ -12,14 +13,16 @@ from transformers import LogitsProcessor
 
 from conformance.conftest import tiny
 from conformance.test_sampling import oracle, sampled
-from helpers import PlannedDrafter, prompt
+from helpers import PlannedDrafter, path_to, prompt
 from oneglance.core import Drafter, InputError, SamplingParams
 from oneglance.decoder import Decoder
 from oneglance.drafters.block import BlockDrafter
 from oneglance.drafters.plain import NoDrafter
+from oneglance.drafters.pruned import Pruned
 from oneglance.targets.base import Target
+from oneglance.targets.grammar import grammar_mask
 from oneglance.targets.state import Inputs
-from oneglance.testing import lucky_drafter, tiny_head, tiny_target
+from oneglance.testing import lucky_drafter, random_tree, tiny_head, tiny_target
 from oneglance.tree import best_first, chain
 
 llguidance = pytest.importorskip("llguidance")
@@ -97,6 +100,32 @@ def test_text_matches_and_equals_constrained_plain_decoding(kind: str, setting: 
         assert 0 <= answer["total"] <= 9999
         assert len(answer["names"]) <= 2
         assert list(answer) == ["kind", "total", "names"]
+
+
+def test_trees_hold_what_the_grammar_allows() -> None:
+    """Against a matcher made anew for every node; and what is allowed stays."""
+    target, inputs, reference = problem("regex", "greedy")
+    grammar, length = llguidance.LLMatcher.grammar_from_regex(REGEX), len(inputs.token_ids)
+    tokenizer = Constrained(target, length, grammar).tokenizer
+    mask = grammar_mask(target, SamplingParams(regex=REGEX), length)
+    assert mask is not None
+    pruned = Pruned(NoDrafter(), mask)
+    rng = random.Random(0)
+    num_kept = 0
+    for done in (0, 1, 4, 2, len(reference) - 1, 3):
+        tree = random_tree(rng, 60, budget=40, max_depth=6, along=reference[done:])
+        left = pruned.prune(tree, [*inputs.token_ids, *reference[:done]])
+        wanted = set()
+        for node in range(1, len(tree) + 1):
+            path = [tree.token_ids[i - 1] for i in path_to(tree, node)]
+            if llguidance.LLMatcher(tokenizer, grammar).consume_tokens(reference[:done] + path):
+                wanted.add(tuple(path))
+        found = [tuple(left.token_ids[i - 1] for i in path_to(left, node)) for node in range(1, len(left) + 1)]
+        assert len(found) == len(set(found))
+        assert set(found) == wanted
+        assert left.depths == tuple(len(path) for path in found)
+        num_kept += len(found)
+    assert num_kept > 10
 
 
 def test_generations_do_not_share_a_state() -> None:

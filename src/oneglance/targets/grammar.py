@@ -45,6 +45,11 @@ class GrammarMask(transformers.LogitsProcessor):  # type: ignore[misc]
         mask[: len(allowed)] = torch.from_numpy(allowed)
         return scores.masked_fill(~mask.to(scores.device), -torch.inf)
 
+    def num_valid(self, token_ids: list[int], path: list[int]) -> int:
+        """How many tokens of ``path`` can follow ``token_ids``, prompt included."""
+        self._follow(token_ids[self._prompt_length :])
+        return int(self._matcher.validate_tokens(path))
+
     def _follow(self, generated: list[int]) -> None:
         common = 0
         for ours, theirs in zip(self._consumed, generated, strict=False):
