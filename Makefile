@@ -18,7 +18,7 @@ demo: $(STAMP) ## install, then decode the bundled page twice: plainly and with 
 	$(BIN)/oneglance demo
 
 test: $(STAMP) ## run the tests
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --dist loadfile
 
 check: lint format-check types ## all that needs no model: lint, format, types
 
