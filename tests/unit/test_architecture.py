@@ -6,7 +6,6 @@ import statistics
 import subprocess
 import sys
 import sysconfig
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -131,14 +130,18 @@ def test_import_is_lazy() -> None:
     assert result.stdout.strip() == "[]"
 
 
-@pytest.mark.skipif(not (SRC / "cli.py").exists(), reason="the command line does not exist yet")
+@pytest.mark.skipif(sys.platform == "win32", reason="counts processor time as POSIX does")
 def test_help_is_fast() -> None:
+    """Processor time, so that a busy machine does not count: on an idle one it is what a user waits."""
+    import resource
+
     command = [str(Path(sysconfig.get_path("scripts")) / "oneglance"), "--help"]
     environment = {**os.environ, "COLUMNS": "120"}
     seconds = []
     for _ in range(3):
-        start = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         result = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-        seconds.append(time.perf_counter() - start)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
         assert "generate" in result.stdout
     assert statistics.median(seconds) < 0.5, f"oneglance --help took {sorted(seconds)} seconds"
