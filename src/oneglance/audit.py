@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from oneglance.accept import Decision, argmax
+from oneglance.accept import Decision, argmax, gumbel
 from oneglance.core import AcceptRule, Drafter, SamplingParams, TokenTree, Verdict
 from oneglance.decoder import Decoder
 from oneglance.targets import hf
@@ -31,12 +31,12 @@ BindDrafter = Callable[[Target], Drafter]
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Plain greedy decoding of one prompt.
+    """Plain decoding of one prompt.
 
     Attributes:
         token_ids: (T,) new tokens.
-        rows: (T, V) logits that each was chosen from, after processors.
-        gaps: (T,) top-2 logit gap of each row.
+        rows: (T, V) the model's logits before each, without processors.
+        gaps: (T,) how far the second choice was behind, in logit units, after processors and with the noise of a draw.
     """
 
     token_ids: list[int]
@@ -61,33 +61,40 @@ def plain_rows(target: Target, inputs: Inputs) -> Generator[Tensor, int, None]:
 
 
 @torch.inference_mode()
-def reference(target: Target, inputs: Inputs, *, max_new_tokens: int) -> Reference:
-    """Greedy decoding by the model's own forward, one token a pass, with nothing of ours in between.
+def reference(
+    target: Target, inputs: Inputs, *, max_new_tokens: int, params: SamplingParams | None = None
+) -> Reference:
+    """Plain decoding by the model's own forward, one token a pass, with nothing of ours in between.
 
     Args:
         target: only its HF model is used, and the processors of its generation config.
         inputs: an encoded prompt.
         max_new_tokens: cap, at least 1.
+        params: how tokens are chosen, with a seed where they are drawn; greedily if not given. Stop strings are not
+            looked at.
     """
+    params = _capped(params or SamplingParams(), max_new_tokens)
     eos = set(target.eos_ids)
-    processor = processors(target, inputs, SamplingParams(max_new_tokens=max_new_tokens))
+    processor = processors(target, inputs, params)
     steps = plain_rows(target, inputs)
     token_ids: list[int] = []
-    rows = []
+    rows, gaps = [], []
     context = inputs.tensors["input_ids"]
     row = next(steps)
     while True:
-        row = row if processor is None else processor(context, row)
-        token = argmax(row)
-        token_ids.append(int(token))
         rows.append(row[0])
+        keys = row if processor is None else processor(context, row.clone())
+        if params.temperature:
+            assert params.seed is not None
+            keys = keys.double().cpu() + gumbel(params.seed, context.shape[1], keys.shape[1])
+        best = keys[0].topk(2).values.tolist()
+        gaps.append((best[0] - best[1]) * (params.temperature or 1.0))
+        token = argmax(keys).to(context.device)
+        token_ids.append(int(token))
         if token_ids[-1] in eos or len(token_ids) == max_new_tokens:
-            break
+            return Reference(token_ids, torch.stack(rows), gaps)
         context = torch.cat([context, token[None]], dim=1)
         row = steps.send(token_ids[-1])
-    stacked = torch.stack(rows)
-    best = stacked.topk(2, dim=-1).values
-    return Reference(token_ids, stacked, (best[:, 0] - best[:, 1]).tolist())
 
 
 @torch.inference_mode()
@@ -250,6 +257,7 @@ def audit(
     *,
     max_new_tokens: int = 256,
     compare_hf: bool = True,
+    params: SamplingParams | None = None,
 ) -> Iterator[AuditReport]:
     """Decode each prompt by each arm and compare with the reference.
 
@@ -258,20 +266,22 @@ def audit(
         arms: name → drafter for a target (bound anew in float64 where a divergence is judged).
         cases: prompts.
         max_new_tokens: cap.
-        compare_hf: also compare the reference with transformers' ``generate``.
+        compare_hf: also compare the reference with transformers' ``generate``; greedy text only.
+        params: how tokens are chosen, with a seed where they are drawn; greedily if not given.
 
     Yields:
         The same growing report after each prompt.
     """
+    params = _capped(params or SamplingParams(), max_new_tokens)
     report = AuditReport()
     drafters = {name: bind(target) for name, bind in arms.items()}
     for case in cases:
-        truth = reference(target, case.inputs, max_new_tokens=max_new_tokens)
+        truth = reference(target, case.inputs, max_new_tokens=max_new_tokens, params=params)
         report.min_gap = min(report.min_gap, *truth.gaps)
-        if compare_hf:
+        if compare_hf and params == SamplingParams(max_new_tokens=max_new_tokens):
             report.hf.add(hf_generate(target, case.inputs, max_new_tokens=max_new_tokens) == truth.token_ids)
         for name, drafter in drafters.items():
-            got, perturbation = _decode(target, drafter, case, truth, max_new_tokens)
+            got, perturbation = _decode(target, drafter, case, truth, params)
             report.num_tokens += len(truth.token_ids)
             report.max_logit_perturbation = max(report.max_logit_perturbation, perturbation)
             at = first_difference(truth.token_ids, got)
@@ -282,7 +292,7 @@ def audit(
             ):
                 tally.add(at is None)
             if at is not None:
-                verdict = judge(target, arms[name], case, at, truth, perturbation)
+                verdict = judge(target, arms[name], case, at, truth, perturbation, params)
                 report.divergences.append(
                     Divergence(
                         case=case.id,
@@ -300,7 +310,13 @@ def audit(
 
 
 def judge(
-    target: Target, bind: BindDrafter, case: Case, at: int, truth: Reference, perturbation: float
+    target: Target,
+    bind: BindDrafter,
+    case: Case,
+    at: int,
+    truth: Reference,
+    perturbation: float,
+    params: SamplingParams,
 ) -> Literal["tie", "bug"]:
     """Whether a divergence is rounding: both loops agree up to and at it in float64, and the gap was small."""
     if at >= len(truth.gaps):
@@ -313,8 +329,9 @@ def judge(
     inputs = Inputs(
         {k: v.double() if v.is_floating_point() else v for k, v in case.inputs.tensors.items()}, case.inputs.num_images
     )
-    truth64 = reference(exact, inputs, max_new_tokens=at + 1)
-    got64, _ = _decode(exact, bind(exact), Case(case.id, case.task, inputs), truth64, at + 1)
+    params = _capped(params, at + 1)
+    truth64 = reference(exact, inputs, max_new_tokens=at + 1, params=params)
+    got64, _ = _decode(exact, bind(exact), Case(case.id, case.task, inputs), truth64, params)
     return "tie" if first_difference(truth64.token_ids, got64) is None else "bug"
 
 
@@ -327,11 +344,18 @@ def first_difference(expected: Sequence[int], got: Sequence[int]) -> int | None:
 
 
 def _decode(
-    target: Target, drafter: Drafter, case: Case, truth: Reference, max_new_tokens: int
+    target: Target, drafter: Drafter, case: Case, truth: Reference, params: SamplingParams
 ) -> tuple[list[int], float]:
     decoder = WatchedDecoder(target, drafter, truth)
-    stream = decoder.stream_inputs(case.inputs, SamplingParams(max_new_tokens=max_new_tokens))
+    stream = decoder.stream_inputs(case.inputs, params)
     for _ in stream:
         pass
     assert decoder.watched is not None
     return stream.generation.token_ids, decoder.watched.perturbation
+
+
+def _capped(params: SamplingParams, max_new_tokens: int) -> SamplingParams:
+    """``params`` with another cap: the tokens up to it stay the same."""
+    minimum = params.min_new_tokens
+    least = None if minimum is None else min(minimum, max_new_tokens)
+    return replace(params, max_new_tokens=max_new_tokens, min_new_tokens=least)

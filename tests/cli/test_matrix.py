@@ -33,3 +33,11 @@ def test_matrix_of_the_builtin_target(run: Run, tmp_path: Path) -> None:
 )
 def test_options_that_would_be_ignored_are_refused(run: Run, words: list[str], message: str) -> None:
     assert message in run(*words).error
+
+
+@pytest.mark.slow
+def test_sampled_audit(run: Run) -> None:
+    words = ["audit", "--prompts", 1, "--tasks", "chartqa", "--max-new-tokens", 8, "--json"]
+    report = run(*words, "--temperature", 1.0, "--seed", 3).json
+    assert (report["identical"], report["total"], report["hf_generate"]["total"]) == (1, 1, 0)
+    assert "--matrix compares greedy text" in run(*WORDS, "--temperature", 1.0).error

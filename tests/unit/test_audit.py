@@ -6,8 +6,9 @@ from functools import partial
 import pytest
 import torch
 
+from oneglance.accept import Sampled
 from oneglance.audit import Case, Reference, audit, first_difference, hf_generate, reference
-from oneglance.core import Drafter, TokenTree
+from oneglance.core import Drafter, SamplingParams, TokenTree
 from oneglance.drafters.block import BlockDrafter
 from oneglance.targets.base import Target
 from oneglance.targets.chat import encode
@@ -116,3 +117,33 @@ def test_a_gap_too_wide_for_rounding_is_a_bug(target: Target, monkeypatch: pytes
     monkeypatch.setattr(Target, "verify", flip(target, at, truth, 1.01 * truth.gaps[at]))
     (report,) = list(audit(target, {"lucky": arm}, [case(target)], max_new_tokens=CAP))
     assert [d.verdict for d in report.divergences] == ["bug"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"temperature": 0.9, "top_p": 0.95}, {"temperature": 1.3, "repetition_penalty": 1.2, "min_new_tokens": 9}],
+)
+def test_sampled_text_is_audited_as_greedy_text_is(target: Target, options: dict[str, float]) -> None:
+    params = SamplingParams(**options, seed=5)  # type: ignore[arg-type]
+    inputs = case(target).inputs
+    truth = reference(target, inputs, max_new_tokens=CAP, params=params)
+    assert truth.token_ids != reference(target, inputs, max_new_tokens=CAP).token_ids
+    arms = {
+        "head": lambda t: BlockDrafter(tiny_head(t), t, budget=7),
+        "lucky": lambda t: lucky_drafter(
+            truth.token_ids, len(inputs.token_ids), seed=1, budget=31, vocab_size=t.vocab_size
+        ),
+    }
+    *_, report = audit(target, arms, [case(target)], max_new_tokens=CAP, params=params)
+    assert (report.overall.identical, report.overall.total, report.hf.total) == (2, 2, 0)
+    assert report.max_logit_perturbation < 1e-3, "rows are compared before processors"
+
+
+def test_a_draw_that_is_wrong_is_a_bug(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise by the order of draws instead of the position."""
+    right, calls = Sampled.decide, iter(range(1 << 30))
+    monkeypatch.setattr(Sampled, "decide", lambda self, row, prefix: right(self, row, [0] * next(calls)))
+    arms = {"head": lambda t: BlockDrafter(tiny_head(t), t, budget=7)}
+    params = SamplingParams(temperature=1.0, seed=5)
+    *_, report = audit(target, arms, [case(target)], max_new_tokens=CAP, params=params)
+    assert (report.overall.identical, report.bugs) == (0, 1)

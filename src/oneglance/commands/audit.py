@@ -53,6 +53,12 @@ def audit(
     head: options.Head = None,
     drafter: options.Drafter = "block",
     branch_k: options.BranchK = None,
+    temperature: options.Temperature = 0.0,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    min_p: options.MinP = 0.0,
+    seed: options.Seed = 0,
+    repetition_penalty: options.RepetitionPenalty = None,
     max_new_tokens: options.MaxNewTokens = options.MAX_NEW_TOKENS,
     dtype: options.Dtype = "float32",
     device: options.Device = None,
@@ -66,6 +72,8 @@ def audit(
     Exits with 1 if a divergence is a bug: if both loops also differ in float64, or the logit gap was too wide for
     rounding. Only float32 is called exact: in bfloat16 the target does not reproduce itself either.
 
+    With --temperature, tokens drawn with a seed are compared with those that the plain loop draws with it.
+
     With --matrix, plain decoding is also compared with itself along other kernels, threads and precisions, each drafter
     stands next to these controls, and the gate's δ is measured unless it is given.
     """
@@ -77,6 +85,17 @@ def audit(
     if max_new_tokens < 1:
         raise InputError(f"an audit needs at least one new token, got --max-new-tokens {max_new_tokens}")
     margin = opening.gate(gate)
+    params = opening.sampling(
+        max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed or 0,
+        repetition_penalty=repetition_penalty,
+    )
+    if matrix and params != opening.sampling(max_new_tokens, seed=seed or 0):
+        raise InputError("--matrix compares greedy text; drop --temperature and its kind")
     _check_matrix(matrix, tree=tree, budget=budget, dtype=dtype, gate=gate, out=out)
     opening.set_threads(threads)
     for size in budget or []:
@@ -107,7 +126,9 @@ def audit(
         for name, chosen in policies.items()
         for size in budget or [options.BUDGET]
     }
-    reports = run(opened, arms, held_out(opened, names, prompts), max_new_tokens=max_new_tokens, compare_hf=hf)
+    reports = run(
+        opened, arms, held_out(opened, names, prompts), max_new_tokens=max_new_tokens, compare_hf=hf, params=params
+    )
     report = _follow(reports, prompts, show=not json)
     if json:
         terminal.write_json({**report.as_dict(), "dtype": dtype, "attention": attention, "target": target})
