@@ -65,7 +65,15 @@ def test_two_processes_equal_one_with_twice_the_accumulation(tmp_path: Path) -> 
     target.processor.save_pretrained(tmp_path / "target")
     plan = {**PLAN, "target": str(tmp_path / "target"), "data": {"train": str(traces(target, tmp_path / "traces"))}}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(plan))
-    words = ("torch.distributed.run", "--nproc_per_node", 2, "-m", "oneglance.train", tmp_path / "recipe.yaml")
+    words = (
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        2,
+        "-m",
+        "oneglance.train",
+        tmp_path / "recipe.yaml",
+    )
     launch(*words, "--out", tmp_path / "two", "--device", "cpu")
     single = HeadRecipe(**{**plan, "optimiser": {**plan["optimiser"], "accumulate": 2}})
     one = [p.loss for p in HeadTrainer(single, target, tmp_path / "one").run()]

@@ -84,6 +84,7 @@ def process_state(device: str | None) -> Any:
 def introduce(trainer: HeadTrainer, console: Console) -> int:
     """Say what is about to be trained and what memory it will take; the bytes besides the target."""
     from oneglance.drafters.head import num_parameters
+    from oneglance.train.features import check_disk
     from oneglance.train.memory import training_memory
 
     config = trainer.config
@@ -97,6 +98,9 @@ def introduce(trainer: HeadTrainer, console: Console) -> int:
         console.print(f"warm start from {trainer.recipe.init}: " + _anew(trainer.reinitialised))
     memory = training_memory(trainer.recipe, trainer.target, config, trainer.train_rows)
     console.print(memory.line())
+    if memory.disk:
+        console.print(f"features on disk: about {memory.disk / 1e9:.2f} GB in {trainer.out / 'features'}")
+        check_disk(trainer.out / "features", memory.disk)
     advice = memory.advice()
     if advice and trainer.accelerator.is_main_process:
         warnings.warn(advice, OneglanceWarning, stacklevel=2)

@@ -25,11 +25,13 @@ class Memory:
         parts: name → bytes, at the peak.
         available: free bytes; what the target already holds is not among them.
         target: bytes that the loaded target holds.
+        disk: bytes of features that will be written.
     """
 
     parts: dict[str, int]
     available: int
     target: int
+    disk: int = 0
 
     @property
     def needed(self) -> int:
@@ -85,11 +87,12 @@ def training_memory(recipe: HeadRecipe, target: Target, config: HeadConfig, rows
         "masks": pairs * (1 + width),
         "logits": logits,
     }
-    if recipe.data.cache_features:
-        row = config.feature_size * target.dtype.itemsize
-        parts["cached features"] = len(rows) * length * row
+    cached = len(rows) * length * config.feature_size * target.dtype.itemsize
+    if recipe.data.cache_features is True:
+        parts["cached features"] = cached
     held = sum(p.numel() * p.element_size() for p in target.model.parameters())
-    return Memory(parts, available_bytes(target.device), held)
+    on_disk = cached if recipe.data.cache_features == "disk" else 0
+    return Memory(parts, available_bytes(target.device), held, on_disk)
 
 
 def available_bytes(device: torch.device) -> int:

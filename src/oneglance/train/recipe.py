@@ -45,13 +45,14 @@ class Data(Section):
 
     Attributes:
         train: a folder of traces, or several that are mixed.
+        cache_features: keep features between epochs: in memory (true), on disk in the run's folder (disk), or not.
     """
 
     train: str | tuple[str, ...]
     heldout: str | None = None
     max_length: int = Field(default=3072, gt=1)
     num_anchors: int = Field(default=512, gt=0)
-    cache_features: bool = False
+    cache_features: bool | Literal["disk"] = False
 
     @property
     def train_folders(self) -> tuple[str, ...]:

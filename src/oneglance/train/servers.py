@@ -46,6 +46,8 @@ class Server:
         retries: further tries of a request.
         pause_s: before the first retry; doubled each time.
         timeout_s: of a request.
+        is_down, gives_ids: what was learned about it.
+        stopping: ends pauses early.
     """
 
     url: str
@@ -55,7 +57,7 @@ class Server:
     timeout_s: float = 600.0
     is_down: bool = False
     gives_ids: bool = True
-    _stop: threading.Event = field(default_factory=threading.Event)
+    stopping: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
@@ -84,7 +86,7 @@ class Server:
     def _request(self, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
         problem = ""
         for attempt in range(self.retries + 1):
-            if attempt and self._stop.wait(self.pause_s * 2 ** (attempt - 1)):
+            if attempt and self.stopping.wait(self.pause_s * 2 ** (attempt - 1)):
                 break
             try:
                 return self._once(path, body)
@@ -154,14 +156,14 @@ class ServerAnswerer:
             for _ in range(self.concurrency)
         ]
         for server in self.servers:
-            server._stop.clear()
+            server.stopping.clear()
         for worker in workers:
             worker.start()
         try:
             yield from self._collect(iter(asked), work, results, len(workers))
         finally:
             for server in self.servers:
-                server._stop.set()
+                server.stopping.set()
             for _ in workers:
                 work.put(None)
 

@@ -24,7 +24,9 @@ from oneglance.drafters.head import BlockHead, HeadConfig
 from oneglance.targets.base import Target
 from oneglance.train.blocks import build_blocks, generator
 from oneglance.train.checkpoints import Checkpoints, head_card
+from oneglance.train.collect import encoding
 from oneglance.train.evaluate import Accuracy, heldout_accuracy, heldout_tau
+from oneglance.train.features import DiskStore, MemoryStore, NoStore, Store, key_of
 from oneglance.train.initial import initial_head
 from oneglance.train.recipe import HeadRecipe
 from oneglance.train.runlog import log, open_run
@@ -79,7 +81,7 @@ class HeadTrainer:
         )
         self.packed, self.adam = self.accelerator.prepare(packed, adam)
         self.checkpoints = Checkpoints(out / "checkpoints", keep=recipe.schedule.keep)
-        self._features: dict[str, Sample] = {}
+        self._store = self._feature_store()
 
     @property
     def head(self) -> BlockHead:
@@ -139,6 +141,7 @@ class HeadTrainer:
         return self.checkpoints.restore(self.head, self.adam) if resume else 0
 
     def _finish(self) -> None:
+        self._store.flush()
         if self.accelerator.is_main_process:
             write_head(self.head, self.recipe, self.target, self.out / "head", step=self.num_steps)
         self.accelerator.wait_for_everyone()
@@ -196,14 +199,30 @@ class HeadTrainer:
         return rows
 
     def _sample(self, row: Trace) -> Sample:
-        if row.id in self._features:
-            return self._features[row.id]
+        key = key_of(row)
+        stored = self._store.get(key)
+        if stored is not None:
+            return stored
         inputs = row.encode(self.target, long_side=self.recipe.image_long_side)
         answer = row.answer_ids[: max(2, self.recipe.data.max_length - len(inputs.token_ids))]
         sample = run_target(self.target, inputs, answer, self.config.target_layer_ids, soft=self.objective.soft)
-        if self.recipe.data.cache_features:
-            self._features[row.id] = sample
+        self._store.put(key, sample)
         return sample
+
+    def _feature_store(self) -> Store:
+        data = self.recipe.data
+        if data.cache_features is True:
+            return MemoryStore()
+        if not data.cache_features:
+            return NoStore()
+        settings = {
+            **encoding(self.target, self.recipe.image_long_side),
+            "dtype": str(self.target.dtype),
+            "target_layer_ids": self.config.target_layer_ids,
+            "max_length": data.max_length,
+            "soft": self.objective.soft,
+        }
+        return DiskStore(self.out / "features" / f"process-{self.accelerator.process_index}", settings)
 
     def _report(self, step: int, loss: float, result: StepResult | None, rate: float, evaluated: bool) -> Progress:
         accuracy = tau = None
