@@ -199,6 +199,22 @@ def cache_rows(cache: Any, layers: Sequence[int]) -> list[tuple[Tensor, Tensor]]
 
 
 @contextmanager
+def seen_by(module: nn.Module, name: str) -> Iterator[list[Tensor]]:
+    """What a module's forward gets for one keyword argument, call by call; calls without it are left out."""
+    seen: list[Tensor] = []
+
+    def see(_: nn.Module, args: object, kwargs: dict[str, Tensor]) -> None:
+        if kwargs.get(name) is not None:
+            seen.append(kwargs[name])
+
+    handle = module.register_forward_pre_hook(see, with_kwargs=True)
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+@contextmanager
 def counting(module: nn.Module) -> Iterator[list[int]]:
     """How often a module's forward runs, as the length of the list."""
     calls: list[int] = []
@@ -207,6 +223,11 @@ def counting(module: nn.Module) -> Iterator[list[int]]:
         yield calls
     finally:
         handle.remove()
+
+
+def hooks_of(target: Target) -> list[int]:
+    """All hooks; transformers leaves some of its own where hidden states were once asked for."""
+    return [key for module in target.model.modules() for key in (*module._forward_pre_hooks, *module._forward_hooks)]
 
 
 def vision_encoder(target: Target) -> nn.Module:

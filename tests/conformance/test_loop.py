@@ -2,17 +2,15 @@
 
 import json
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from conformance import checks
 from conformance.conftest import tiny
-from helpers import PlannedDrafter, counting, decode_ids, hf_generate, pictures, prompt
+from helpers import PlannedDrafter, counting, decode_ids, hf_generate, hooks_of, pictures, prompt, seen_by
 from oneglance.core import DraftError, InputError, OneglanceWarning, SamplingParams, TokenTree
 from oneglance.decoder import Decoder
 from oneglance.drafters.block import BlockDrafter
@@ -38,22 +36,6 @@ def planned(target: Target, inputs: Inputs, reference: Sequence[int], **options:
     return PlannedDrafter(reference, len(inputs.token_ids), target.vocab_size, policy=chain, **options)
 
 
-@contextmanager
-def seen_by(module: nn.Module, name: str) -> Iterator[list[torch.Tensor]]:
-    """What a module's forward gets for one keyword argument."""
-    seen: list[torch.Tensor] = []
-
-    def see(_: nn.Module, args: object, kwargs: dict[str, torch.Tensor]) -> None:
-        if kwargs.get(name) is not None:
-            seen.append(kwargs[name])
-
-    handle = module.register_forward_pre_hook(see, with_kwargs=True)
-    try:
-        yield seen
-    finally:
-        handle.remove()
-
-
 # Counts ----------------------------------------------------------------------------------------------------------
 
 
@@ -75,6 +57,13 @@ def test_tokens_are_one_plus_what_the_rounds_kept(
     assert [r.cut for r in rounds] == [None] * (len(rounds) - 1) + ["cap"]
     assert sum(generation.accepted_histogram.values()) == len(rounds)
     assert generation.draft_passes == sum(1 for r in rounds if len(r.tree))
+
+
+def test_chains_of_every_depth(qwen3_vl: Target, inputs: Inputs, reference: list[int]) -> None:
+    for depth in range(1, 16):
+        drafter = planned(qwen3_vl, inputs, reference, budget=depth)
+        accepted = checks.check_identity(qwen3_vl, drafter, inputs, reference[:20])
+        assert accepted[0] == depth
 
 
 def test_tau_counts_kept_tokens_only(qwen3_vl: Target, inputs: Inputs, reference: list[int]) -> None:
@@ -203,6 +192,7 @@ def test_steps_carry_all_tokens_and_all_text(qwen3_vl: Target, inputs: Inputs, r
 def test_closing_early_leaves_everything_usable(
     qwen3_vl: Target, inputs: Inputs, reference: list[int], num_steps: int, how: str
 ) -> None:
+    before = hooks_of(qwen3_vl)
     decoder = Decoder(qwen3_vl, BlockDrafter(tiny_head(qwen3_vl), qwen3_vl))
     stream = decoder.stream_inputs(inputs, SamplingParams(40))
     if how == "with":
@@ -223,7 +213,7 @@ def test_closing_early_leaves_everything_usable(
     other = prompt(qwen3_vl, text="and now?")
     assert decode_ids(decoder, other, 6).generation.token_ids == hf_generate(qwen3_vl, other, 6)
     assert decode_ids(decoder, inputs, 12).generation.token_ids == reference[:12]
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in qwen3_vl.model.modules())
+    assert hooks_of(qwen3_vl) == before
 
 
 def test_two_streams_may_take_turns(qwen3_vl: Target) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from conformance import checks
-from helpers import hf_generate, hf_rows, picture, prompt, start
+from helpers import hf_generate, hf_rows, hooks_of, picture, prompt, seen_by, start
 from oneglance.core import EMPTY_TREE, HeadError, TokenTree
 from oneglance.drafters.block import BlockDrafter
 from oneglance.drafters.plain import NoDrafter
@@ -34,6 +34,29 @@ def test_cache_after_commit_is_that_of_plain_decoding(case: Case) -> None:
 def test_features_are_those_of_plain_decoding(case: Case) -> None:
     target, inputs = case
     checks.check_features(target, inputs, kept(target))
+
+
+@pytest.mark.parametrize("num_images", [0, 1, 2])
+def test_packed_rows_stand_where_sequential_decoding_puts_them(vision_target: Target, num_images: int) -> None:
+    """Index plus depth, plus the rope delta of this very prompt, on all axes."""
+    inputs = prompt(vision_target, num_images)
+    with seen_by(vision_target.text_model, "position_ids") as theirs:
+        reference = hf_generate(vision_target, inputs, 6)
+    steps = [p for p in theirs if p.shape[-1] == 1]
+    assert len(steps) == 5
+    sequential = [set(step[-3:].flatten().tolist()) for step in steps]  # generate puts the token index before the axes
+    with seen_by(vision_target.text_model, "position_ids") as ours:
+        *_, (state, root) = checks.lucky_rounds(vision_target, inputs, reference, (), (1, 0))
+        tree = TokenTree((1, 2, 3), (0, 0, 2), (1, 1, 2))
+        vision_target.verify(state, root, tree)
+    # three tokens are committed; the root is the fourth new token, its children the fifth
+    packed = ours[-1][-3:].reshape(-1, 4)
+    for node, depth in enumerate((0, 1, 1, 2)):
+        if 3 + depth < len(sequential):
+            assert set(packed[:, node].tolist()) == sequential[3 + depth]
+    assert set(packed[:, 3].tolist()) == {max(sequential[3]) + 2}
+    if vision_target.model.config.model_type != "mllama" and num_images:
+        assert max(sequential[0]) < len(inputs.token_ids), "the images take fewer positions than rows"
 
 
 def test_deepstack_adds_at_its_levels_and_nowhere_else(qwen3_vl: Target) -> None:
@@ -89,6 +112,7 @@ def test_failed_verify_leaves_the_state_as_it_was(sdpa_target: Target) -> None:
     inputs = prompt(sdpa_target)
     reference = hf_generate(sdpa_target, inputs, 4)
     state, root = start(sdpa_target, inputs, kept(sdpa_target))
+    before = hooks_of(sdpa_target)
 
     def fail(*_: object) -> None:
         raise RuntimeError("scripted")
@@ -106,7 +130,7 @@ def test_failed_verify_leaves_the_state_as_it_was(sdpa_target: Target) -> None:
         sdpa_target.commit(state, [0], [tokens[-1]])
     assert tokens == reference
     assert len(state.take_features()) == len(inputs.token_ids) + 3
-    assert not any(module._forward_pre_hooks or module._forward_hooks for module in sdpa_target.layers)
+    assert hooks_of(sdpa_target) == before
 
 
 def test_verify_without_commit_can_be_repeated(sdpa_target: Target) -> None:
