@@ -78,7 +78,7 @@ def fit_head(
     opened = open_target(target, dtype=dtype, device=device or str(state.device))
     fit.check_target(opened)
     answerer = LocalAnswerer(Decoder(opened, NoDrafter()), max_new_tokens=max_new_tokens)
-    console = Console(stderr=True, highlight=False, quiet=json)
+    console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, quiet=json)
     cost = fit.measure(plan, answerer)
     console.print(f"{len(plan.train)} prompts to learn from, {len(plan.heldout)} to judge by; {cost.line()}")
     if cost.memory.advice():

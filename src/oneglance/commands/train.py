@@ -56,7 +56,9 @@ def train(
     folder = out or Path("runs") / plan.name
     target = open_target(plan.target, dtype=plan.target_dtype, device=device or str(state.device))
     trainer = HeadTrainer(plan, target, folder, trackers=tracker or ())
-    console = Console(stderr=True, highlight=False, quiet=json or not state.is_main_process)
+    console = Console(
+        stderr=True, highlight=False, soft_wrap=True, markup=False, quiet=json or not state.is_main_process
+    )
     memory = introduce(trainer, console)
     reports = follow(trainer, console, resume=resume)
     if not state.is_main_process:
