@@ -20,6 +20,7 @@ SAMPLED = ["--temperature", "0.8", "--top-k", "40", "--top-p", "0.95", "--min-p"
         (["--logit-bias", "7"], "--logit-bias takes ID:BIAS"),
         (["--bad-word", ""], "a bad word is empty"),
         (["--min-new-tokens", "300"], "min_new_tokens is 300 and max_new_tokens 256"),
+        (["--logprobs", "2"], "--logprobs goes with --json"),
         (["--logprobs", "-1"], "logprobs must be a whole number"),
         (["--gate", "wide"], "--gate takes δ in logits, off, or a file that calibrate-gate wrote, got 'wide'"),
         (["--json-schema", "nowhere.json"], "--json-schema takes a schema or a file with one, and cannot read"),

@@ -78,6 +78,8 @@ def generate(
         regex=regex,
         logprobs=logprobs,
     )
+    if logprobs is not None and not json:
+        raise InputError("--logprobs goes with --json, where there is room for them")
     margin = opening.gate(gate)
     pictures = read_images(image)
     if not prompt and not pictures:
