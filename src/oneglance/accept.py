@@ -30,7 +30,7 @@ def argmax(rows: torch.Tensor) -> torch.Tensor:
     return torch.argmax(rows, dim=-1)
 
 
-def gumbel(seed: int, position: int, size: int) -> torch.Tensor:
+def gumbel(seed: int, position: int, size: int, token_ids: torch.Tensor | None = None) -> torch.Tensor:
     """The noise of one position: a function of seed and position only, so that every path to a token draws it alike.
 
     Philox, a counter-based generator, keyed by the seed and counting from the position; its raw words are specified and
@@ -40,12 +40,15 @@ def gumbel(seed: int, position: int, size: int) -> torch.Tensor:
         seed: 0 to 2^64 - 1.
         position: index in the sequence, prompt included, of the token that is drawn.
         size: V.
+        token_ids: (K,) only these, on the CPU; all if not given.
 
     Returns:
-        (V,) float64 standard Gumbel noise; argmax(logits + noise) is a draw from softmax(logits).
+        (V,) or (K,) float64 standard Gumbel noise; argmax(logits + noise) is a draw from softmax(logits).
     """
-    raw = np.random.Philox(key=np.array([seed, 0], np.uint64), counter=np.array([0, 0, 0, position], np.uint64))
-    uniform = ((raw.random_raw(size) >> np.uint64(12)) + 0.5) * 2.0**-52  # in steps of 2^-52, never 0 or 1
+    philox = np.random.Philox(key=np.array([seed, 0], np.uint64), counter=np.array([0, 0, 0, position], np.uint64))
+    raw = philox.random_raw(size)
+    raw = raw if token_ids is None else raw[token_ids.numpy()]
+    uniform = ((raw >> np.uint64(12)) + 0.5) * 2.0**-52  # in steps of 2^-52, never 0 or 1
     return torch.from_numpy(-np.log(-np.log(uniform)))
 
 
@@ -200,7 +203,9 @@ class Sampled(Rule):
             InputError: the processors leave no token.
         """
         scores = self._scores(row, prefix)
-        keys = scores.double().cpu() + gumbel(self.seed, len(prefix), len(scores))
+        keys = scores.double().cpu()
+        left = torch.nonzero(keys != -torch.inf)[:, 0]  # after a filter few
+        keys[left] += gumbel(self.seed, len(prefix), len(keys), left)
         token = int(argmax(keys))
         if not torch.isfinite(keys[token]):
             raise InputError(f"no token to draw at position {len(prefix)}: the logits there are {float(keys[token])}")

@@ -35,6 +35,8 @@ SEEDS = 1 << 40  # seeds of one test are consecutive from here
 def test_noise_is_a_function_of_seed_and_position() -> None:
     assert torch.equal(gumbel(1, 7, 300), gumbel(1, 7, 300))
     assert torch.equal(gumbel(1, 7, 300)[:40], gumbel(1, 7, 40)), "a longer vocabulary changes no other id's noise"
+    some = torch.tensor([7, 0, 299])
+    assert torch.equal(gumbel(1, 7, 300, some), gumbel(1, 7, 300)[some])
     different = [gumbel(seed, position, 64) for seed in (0, 1, 2**64 - 1) for position in (0, 1, 2**32)]
     assert len({tuple(noise.tolist()) for noise in different}) == len(different)
 
