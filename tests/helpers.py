@@ -50,9 +50,12 @@ def forget(target: Target) -> None:
 
 @torch.inference_mode()
 def hf_generate(target: Target, inputs: Inputs, num_tokens: int, **options: Any) -> list[int]:
-    """New tokens of ``generate(do_sample=False)``."""
+    """New tokens of ``generate(do_sample=False)``; without a mask it would take a padding token for padding."""
     forget(target)
-    out = target.model.generate(**inputs.tensors, do_sample=False, max_new_tokens=num_tokens, **options)
+    mask = torch.ones_like(inputs.tensors["input_ids"])
+    out = target.model.generate(
+        **inputs.tensors, attention_mask=mask, do_sample=False, max_new_tokens=num_tokens, **options
+    )
     new: list[int] = out[0, len(inputs.token_ids) :].tolist()
     return new
 

@@ -136,6 +136,14 @@ def test_without_a_chat_template_a_prompt_is_its_text() -> None:
         encode(target, "x", system="y")
 
 
+def test_a_padding_token_typed_into_a_prompt_is_text(sdpa_target: Target) -> None:
+    target = sdpa_target
+    pad = target.tokenizer.convert_ids_to_tokens(target.model.generation_config.pad_token_id)
+    inputs = encode(target, f"what is {pad}?")
+    expected = hf_generate(target, inputs, 5)
+    assert decode_ids(Decoder(target, NoDrafter()), inputs, 5).generation.token_ids == expected
+
+
 @pytest.mark.parametrize("role", ["system", "assistant"])
 def test_a_prompt_may_hold_any_known_role(qwen3: Target, role: str) -> None:
     assert f"<|im_start|>{role}\nx<|im_end|>" in text_of(qwen3, [{"role": role, "content": "x"}])

@@ -425,6 +425,24 @@ def test_min_new_tokens_holds_the_end_back(family: str) -> None:
     checks.check_generation_config(target, inputs, min_new_tokens=9)
 
 
+@pytest.mark.parametrize("eos", [258, 256, None])
+def test_a_padding_token_in_the_prompt_is_no_padding_if_the_mask_says_so(eos: int | None) -> None:
+    """Without a mask, generate guesses; we ask, unless it would not guess either (padding that ends texts too)."""
+    target = tiny_target("qwen3")
+    target.model.generation_config.update(pad_token_id=256)
+    target.model.generation_config.eos_token_id = eos
+    decoder, ids = Decoder(target, NoDrafter()), torch.tensor([[1, 256, 256, 256, 9, 3, 256, 256, 256, 4]])
+    mask = torch.ones_like(ids)
+    expected = target.model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=6)
+    assert torch.equal(decoder.generate_ids(input_ids=ids, attention_mask=mask, max_new_tokens=6), expected)
+    if eos == 256:
+        assert torch.equal(decoder.generate_ids(input_ids=ids, max_new_tokens=6), expected)
+    else:
+        assert not torch.equal(target.model.generate(ids, do_sample=False, max_new_tokens=6), expected)
+        with pytest.raises(InputError, match="padding token; pass attention_mask"):
+            decoder.generate_ids(input_ids=ids, max_new_tokens=6)
+
+
 def test_what_the_generation_config_does_is_said_once(qwen3: Target) -> None:
     target = tiny_target("qwen3")
     target.model.generation_config.repetition_penalty = 1.2

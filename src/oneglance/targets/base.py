@@ -184,6 +184,8 @@ class Target:
         if ids.shape[1] == 0:
             raise InputError("the prompt is empty; give at least one token")
         mask = given.pop("attention_mask", None)
+        if mask is None and hf.takes_for_padding(self.model, ids):
+            raise InputError("input_ids hold the padding token; pass attention_mask to say whether it is padding")
         if mask is not None and mask.shape != ids.shape:
             raise InputError(f"attention_mask must be like input_ids, {tuple(ids.shape)}, got {tuple(mask.shape)}")
         if mask is not None and not bool(mask.bool().all()):

@@ -37,7 +37,8 @@ def encode(
         raise InputError(f"{target.name} is a text-only target and takes no images; drop the image or choose a VLM")
     if not target.takes_images:
         messages = [{**m, "content": _joined_text(m["content"])} for m in messages]
-        return target.wrap({"input_ids": target.tokenizer(_render(target, messages), **_TEXT)["input_ids"]})
+        encoded = target.tokenizer(_render(target, messages), **_TEXT)
+        return target.wrap({k: v for k, v in encoded.items() if k in ("input_ids", "attention_mask")})
     arguments: dict[str, Any] = {"images": pictures} if pictures else {}
     try:
         encoded = target.processor(text=[_render(target, messages)], **arguments, **_TEXT)

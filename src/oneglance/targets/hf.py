@@ -145,6 +145,12 @@ def forget_positions(model: PreTrainedModel) -> None:
         inner.rope_deltas = None
 
 
+def takes_for_padding(model: PreTrainedModel, input_ids: torch.Tensor) -> bool:
+    """Whether ``generate`` without an attention mask would take some of the prompt for padding."""
+    pad = model.generation_config.pad_token_id if model.generation_config is not None else None
+    return pad is not None and pad not in eos_ids(model) and bool((input_ids == pad).any())
+
+
 def eos_ids(model: PreTrainedModel) -> tuple[int, ...]:
     """End-of-sequence ids of the model's generation config: where it has none, ``generate`` runs on, and so do we."""
     eos = model.generation_config.eos_token_id if model.generation_config is not None else None
