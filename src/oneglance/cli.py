@@ -46,18 +46,18 @@ COMMANDS: dict[str, Row] = {
     "doctor": Row("oneglance.commands.doctor:doctor", CHECK, "Check this machine, a target and its draft head."),
     "inspect": Row("oneglance.commands.inspect:inspect", CHECK, "Show a target or a draft head, and whether two fit."),
     "audit": Row("oneglance.commands.audit:audit", CHECK, "Compare every output with an independent plain loop."),
+    "calibrate-gate": Row(
+        "oneglance.commands.calibrate:calibrate_gate", CHECK, "Measure how wide the gate for near-ties must be here."
+    ),
     "bench": Row("oneglance.commands.bench:bench", MEASURE, "Time systems against plain decoding on the same prompts."),
     "collect": Row("oneglance.commands.collect:collect", TRAIN, "Write the target's own answers to prompts as traces."),
     "train": Row("oneglance.commands.train:train", TRAIN, "Train a draft head on traces, by a recipe."),
     "select": Row("oneglance.commands.heads:select", TRAIN, "Make the best checkpoint of a run its head."),
     "eval-head": Row("oneglance.commands.heads:eval_head", TRAIN, "Score a head on held-out traces, per task."),
+    "fit-head": Row("oneglance.commands.fit:fit_head", TRAIN, "Make a head for your own images, in one go."),
     "heads": Row("oneglance.commands.heads:heads", TRAIN, "List the draft heads that are known."),
     "export": Row("oneglance.commands.publish:export", TRAIN, "Write a head in the layout of another program."),
     "push": Row("oneglance.commands.publish:push", TRAIN, "Write a head's model card, and upload both."),
-    "calibrate-gate": Row(
-        "oneglance.commands.calibrate:calibrate_gate", CHECK, "Measure how wide the gate for near-ties must be here."
-    ),
-    "fit-head": Row("oneglance.commands.fit:fit_head", TRAIN, "Make a head for your own images, in one go."),
 }
 
 
