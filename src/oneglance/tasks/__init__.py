@@ -1,6 +1,6 @@
-"""Tasks: pages with a prompt, the true answer and the box of each word."""
+"""Tasks: pages with a prompt, the true answer and the box of each word; the built-in suite is drawn, not loaded."""
 
-from oneglance.tasks.base import Example, WordBox
-from oneglance.tasks.synthetic import TASKS, draw, examples
+from oneglance.tasks.base import TASKS, Example, Split, WordBox
+from oneglance.tasks.synthetic import draw, examples
 
-__all__ = ["TASKS", "Example", "WordBox", "draw", "examples"]
+__all__ = ["TASKS", "Example", "Split", "WordBox", "draw", "examples"]

@@ -1,20 +1,21 @@
-"""What a task gives: examples."""
+"""Value types of a task: an example, its words and their places."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final, Literal
 
 from PIL import Image
+
+Split = Literal["train", "eval"]
+
+TASKS: Final[tuple[str, ...]] = ("caption", "textvqa", "infovqa", "docvqa", "chartqa", "scienceqa")
+"""The families, ordered by how much of the answer the page dictates; last, the boundary case."""
 
 
 @dataclass(frozen=True, slots=True)
 class WordBox:
-    """A word that stands on the page.
-
-    Attributes:
-        text: the word, without surrounding space.
-        box: left, top, right, bottom in pixels; right and bottom are exclusive.
-    """
+    """A word as drawn and the box that holds it: left, top, right, bottom, in px."""
 
     text: str
     box: tuple[int, int, int, int]
@@ -22,17 +23,7 @@ class WordBox:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One page and what is asked about it.
-
-    Attributes:
-        id: unique over all tasks and splits.
-        task: name of the family.
-        prompt: the user's text.
-        answer: a right answer; the only one where the task is grounded, one of many for captions.
-        image: RGB.
-        words: each word drawn on the page, in drawing order.
-        facts: the parts of the answer that can be read off the page.
-    """
+    """One prompt with its page and true answer; `facts` are what a free answer may state."""
 
     id: str
     task: str

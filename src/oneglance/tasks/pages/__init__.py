@@ -1,0 +1,1 @@
+"""Drawing of the suite's pages: one file per kind of page."""

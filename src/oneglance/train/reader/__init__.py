@@ -1,0 +1,1 @@
+"""Training of the embedded target ("the reader") on the built-in suite."""
