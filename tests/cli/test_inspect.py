@@ -43,7 +43,7 @@ def test_head_alone(run: Run) -> None:
 def test_text_for_people(run: Run) -> None:
     result = run("inspect", HEAD)
     assert result.code == 0
-    for words in ("kept layers", "mask token id", "feature point", "training · data", "Name a target as well"):
+    for words in ("kept layers", "mask token id", "feature point", "training · step", "Name a target as well"):
         assert words in result.out
     assert "\x1b" not in result.out
 
