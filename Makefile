@@ -9,7 +9,7 @@ PROMPTS ?= 200
 TRIALS ?= 50
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint format-check types format fuzz soak audit-full kill-resume clean
+.PHONY: help demo test test-slow check lint format-check types format fuzz soak audit-full kill-resume clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,7 +18,10 @@ demo: $(STAMP) ## install, then decode the bundled page twice: plainly and with 
 	$(BIN)/oneglance demo
 
 test: $(STAMP) ## run the tests
-	$(BIN)/pytest -n auto --dist loadfile
+	$(BIN)/pytest -n auto --dist loadfile -m "not slow"
+
+test-slow: $(STAMP) ## the tests that take minutes: χ² over many draws, simulations
+	$(BIN)/pytest -n auto --dist loadfile -m slow
 
 check: lint format-check types ## all that needs no model: lint, format, types
 
