@@ -38,7 +38,7 @@ format: $(STAMP) ## repair lint and format where that is mechanical
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-fuzz: $(STAMP) ## the property tests on 2,000 new examples each, other ones every time (half an hour)
+fuzz: $(STAMP) ## the property tests on 2,000 new examples each, other ones every time (minutes)
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/pytest tests/properties/test_identity.py $(foreach room,tree accept text,tests/unit/test_$(room).py)
 
 soak: $(STAMP) ## 20,000 rounds at temperature 1: flat memory, exact text

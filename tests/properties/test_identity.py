@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 
-import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
@@ -103,7 +102,6 @@ def drafters(draw: st.DrawFn, target: Target, inputs: Inputs, reference: Sequenc
     return NoDrafter()
 
 
-@pytest.mark.slow
 @given(data=st.data())
 def test_output_is_the_targets_own(data: st.DataObject) -> None:
     family = data.draw(st.sampled_from(FAMILIES), "family")
