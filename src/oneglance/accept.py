@@ -102,12 +102,12 @@ class Decision:
     @property
     def margin(self) -> float:
         """How far the second key is behind, in logit units; infinite where there is none."""
-        best = self.keys.topk(2).values.double()
+        best = self.keys.topk(2).values.cpu().double()
         return float(best[0] - best[1]) * self.temperature
 
     def logprobs(self, num_top: int) -> TokenLogprobs:
         """Log-probabilities of the token and of the ``num_top`` likeliest, under the processed scores."""
-        log_p = self.scores.double().log_softmax(dim=-1)
+        log_p = self.scores.cpu().double().log_softmax(dim=-1)
         values, ids = (part.tolist() for part in log_p.topk(min(num_top, len(log_p))))
         top = tuple((token, value) for token, value in zip(ids, values, strict=True) if value > -torch.inf)
         return TokenLogprobs(self.token_id, float(log_p[self.token_id]), top)
@@ -203,7 +203,7 @@ class Sampled(Rule):
             InputError: the processors leave no token.
         """
         scores = self._scores(row, prefix)
-        keys = scores.double().cpu()
+        keys = scores.cpu().to(torch.float64, copy=True)
         left = torch.nonzero(keys != -torch.inf)[:, 0]  # after a filter few
         keys[left] += gumbel(self.seed, len(prefix), len(keys), left)
         token = int(argmax(keys))

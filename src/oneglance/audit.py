@@ -86,7 +86,7 @@ def reference(
         keys = row if processor is None else processor(context, row.clone())
         if params.temperature:
             assert params.seed is not None
-            keys = keys.double().cpu() + gumbel(params.seed, context.shape[1], keys.shape[1])
+            keys = keys.cpu().double() + gumbel(params.seed, context.shape[1], keys.shape[1])
         best = keys[0].topk(2).values.tolist()
         gaps.append((best[0] - best[1]) * (params.temperature or 1.0))
         token = argmax(keys).to(context.device)

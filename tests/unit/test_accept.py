@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessorList, NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
 from helpers import walk
-from oneglance.accept import Greedy, argmax, greedy
+from oneglance.accept import Greedy, Sampled, argmax, greedy
 from oneglance.core import EMPTY_TREE, TokenTree
 from oneglance.testing import random_tree
 from oneglance.tree import from_path
@@ -99,6 +99,15 @@ def test_processors_do_not_write_into_the_rows() -> None:
     processor = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(9.0)])
     assert Greedy(processor)(EMPTY_TREE, rows, [1]).token_ids == (2,)
     assert torch.equal(rows, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_draws_do_not_write_into_the_rows(dtype: torch.dtype) -> None:
+    row = torch.tensor([0.0, 3.0, 2.0], dtype=dtype)
+    before = row.clone()
+    decision = Sampled(1).decide(row, [1])
+    assert torch.equal(row, before)
+    assert torch.equal(decision.scores, before)
 
 
 def test_a_token_repeated_inside_one_block_is_penalised() -> None:

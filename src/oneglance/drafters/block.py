@@ -148,7 +148,7 @@ class BlockDrafter:
             logits[:, self._banned] = -torch.inf
         top = torch.topk(logits, min(self.num_ranks, logits.shape[-1]), dim=-1)
         log_q = top.values - logits.logsumexp(dim=-1, keepdim=True)
-        values, ids = log_q.double().cpu().numpy(), top.indices.cpu().numpy()
+        values, ids = log_q.cpu().double().numpy(), top.indices.cpu().numpy()
         if not np.isfinite(values[:, 0]).all():
             raise DraftError("the head returned NaN or infinite values")
         order = np.lexsort((ids, -values))  # equal scores by id, so that a tree does not depend on topk's tie order
