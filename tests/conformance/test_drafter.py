@@ -188,7 +188,12 @@ def test_sliding_layers_are_given_their_window(qwen3: Target) -> None:
         order = np.argsort(found.token_ids, axis=1)
         return np.take_along_axis(found.log_q, order, 1)
 
+    masks: list[Tensor] = []
+    head.register_forward_pre_hook(lambda _, args: masks.append(args[3][0]))
     base, length = marginals(None), len(inputs.token_ids)
+    for slot in range(16):  # inside the block a sliding layer is causal
+        seen = [column for column in range(length + 16) if 0 <= length + slot - column < 4]
+        assert torch.nonzero(masks[0][slot])[:, 0].tolist() == seen
     # the slot of offset k stands at length + k and sees four positions, its own among them: the last context row is
     # seen by offsets 1 and 2, the one before it by offset 1, earlier ones by none
     for back, num_seeing in ((1, 2), (2, 1), (3, 0), (4, 0), (9, 0)):
