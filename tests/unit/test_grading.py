@@ -39,6 +39,12 @@ def test_values_are_right_within_five_percent() -> None:
     assert grade(item, "Bar chart: x\nOslo: 41\nRome: 22%\nLima: 7").right == 2
 
 
+def test_facts_may_be_worded_in_other_ways() -> None:
+    item = example("infovqa", "", "41% of doctors in Oslo like milk.", "7% of people in Rome buy tea.")
+    told = "City Survey. In Oslo, 41% of doctors like milk. 8% of the people of Rome buy tea. Source: Lima 2001."
+    assert grade(item, told).right == 1
+
+
 def test_signs_count_words() -> None:
     item = example("textvqa", "", "GATE", "214", "OPEN")
     assert grade(item, "The sign reads GATE 215 OPEN.").right == 2
@@ -53,6 +59,8 @@ CAPTION = ("place beach", "count 2", "large red star left", "small blue fish rig
         ("I can see a red star.", 1, 1),
         ("I can see a large red star on the left and one blue fish, in the snow.", 2, 3),
         ("There is a small red star, then a blue fish on the right. In all there is two things on a beach.", 3, 4),
+        ("Someone drew one big red star at the left, beside a little blue fish. This makes two things on the sand.", 4, 4),
+        ("A drawing of a little red star in the centre, at the water.", 0, 2),
         ("Nothing at all.", 0, 1),
     ],
 )

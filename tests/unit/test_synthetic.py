@@ -13,9 +13,9 @@ from oneglance.tasks.pages.pick import Pick, is_held_out
 from oneglance.tasks.synthetic import SEEDS, TASKS, draw, examples
 
 HASHES = {
-    "caption": "0d50f8682ba2ed9a",
+    "caption": "cbb407b61fefae2a",
     "textvqa": "90efb27b7bfcc13f",
-    "infovqa": "3c16eb2773a4d603",
+    "infovqa": "8b23b1d94cf365cb",
     "docvqa": "3926e920b599c065",
     "chartqa": "e38c4a32d0c36b7e",
     "scienceqa": "a96a1db97cd58928",

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from oneglance.tasks.base import Example
-from oneglance.tasks.pages.scenes import KINDS, NUMBERS, SIDE_PHRASES, SIZES
+from oneglance.tasks.pages.scenes import KINDS, NUMBERS, PLACE_PHRASES, SIDE_PHRASES, SIZE_WORDS
+from oneglance.tasks.pages.signs import wordings
 from oneglance.tasks.pages.words import COLOURS
 
 RELAXED: Final = 0.05
@@ -75,9 +76,9 @@ def is_close(given: float, wanted: float) -> bool:
 
 
 def sentences(example: Example, answer: str) -> Grade:
-    """Facts that the answer states word for word."""
+    """Facts that the answer states in one of their wordings."""
     given = Counter(re.split(r"(?<=\.)\s+", answer.strip()))
-    right = sum((given & Counter(example.facts)).values())
+    right = sum(any(given[said] for said in wordings(fact)) for fact in example.facts)
     return Grade(right, len(example.facts))
 
 
@@ -93,11 +94,12 @@ def letter(example: Example, answer: str) -> Grade:
     return Grade(int(answer.strip() == example.answer), 1)
 
 
-_SIDES: Final = "|".join(SIDE_PHRASES.values())
+_SIZES: Final = {word: size for size, words in SIZE_WORDS.items() for word in words}
+_SIDES: Final = {phrase: side for side, phrases in SIDE_PHRASES.items() for phrase in phrases}
+_WHERE: Final = {phrase: place for place, phrases in PLACE_PHRASES.items() for phrase in phrases}
 _THING: Final = re.compile(
-    rf"(?:a|an|one) (?:({'|'.join(SIZES)}) )?({'|'.join(COLOURS)}) ({'|'.join(KINDS)})(?: ({_SIDES}))?\b"
+    rf"(?:a|an|one) (?:({'|'.join(_SIZES)}) )?({'|'.join(COLOURS)}) ({'|'.join(KINDS)})(?: ({'|'.join(_SIDES)}))?\b"
 )
-_WHERE: Final = {"on a meadow": "meadow", "on a beach": "beach", "in the snow": "snow", "by a lake": "lake"}
 
 
 def caption(example: Example, answer: str) -> Grade:
@@ -116,8 +118,7 @@ def caption(example: Example, answer: str) -> Grade:
 
 def _is_there(stated: tuple[str | None, ...], things: list[tuple[str, ...]]) -> bool:
     size, colour, kind, where = stated
-    side = next((side for side, phrase in SIDE_PHRASES.items() if phrase == where), None)
-    wanted = (size, colour, kind, side)
+    wanted = (_SIZES.get(size or ""), colour, kind, _SIDES.get(where or ""))
     return any(all(w is None or w == h for w, h in zip(wanted, thing, strict=True)) for thing in things)
 
 

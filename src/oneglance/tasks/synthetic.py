@@ -19,10 +19,10 @@ from oneglance.tasks.pages.scenes import scene
 from oneglance.tasks.pages.science import question
 from oneglance.tasks.pages.signs import infographic, sign
 
-__all__ = ["SEEDS", "TASKS", "VERSION", "Split", "draw", "examples", "sheet"]
+__all__ = ["SEEDS", "TASKS", "VERSIONS", "Split", "draw", "examples", "sheet"]
 
-VERSION: Final = 1
-"""Raised whenever a seed draws a different page."""
+VERSIONS: Final = {"caption": 2, "textvqa": 1, "infovqa": 2, "docvqa": 1, "chartqa": 1, "scienceqa": 1}
+"""Raised for a family whenever a seed draws a different page or answer."""
 
 SEEDS: Final[dict[Split, range]] = {"eval": range(100_000), "train": range(100_000, 2**40)}
 
@@ -42,7 +42,7 @@ def sheet(task: str, seed: int, *, split: Split) -> Sheet:
         raise InputError(f"no task {task!r} in the built-in suite; there are {', '.join(TASKS)}")
     if seed not in SEEDS[split]:
         raise InputError(f"seed {seed} is not of the {split} split: {SEEDS[split]}")
-    return _DRAWERS[task](Pick(f"{VERSION}/{task}/{seed}", split))
+    return _DRAWERS[task](Pick(f"{VERSIONS[task]}/{task}/{seed}", split))
 
 
 def draw(task: str, index: int, *, split: Split) -> Example:

@@ -12,6 +12,8 @@ from oneglance.tasks.base import Split
 T = TypeVar("T")
 
 HELD_OUT_ONE_IN: Final = 8
+HABIT: Final = 0.5
+"""How often a wording is the usual one for what it names."""
 
 
 def is_held_out(*parts: object) -> bool:
@@ -46,6 +48,12 @@ class Pick:
     def chance(self, probability: float) -> bool:
         """True with this probability."""
         return self.rng.random() < probability
+
+    def worded(self, what: str, named: str, options: Sequence[T]) -> T:
+        """One of the wordings: mostly the one that goes with what is named, as speakers have habits."""
+        if self.chance(HABIT):
+            return options[zlib.crc32(f"{what}/{named}".encode()) % len(options)]
+        return self.one(options)
 
     def pair(self, first: Sequence[T], second: Sequence[T]) -> tuple[T, T]:
         """Two options side by side: a combination that the other split never shows."""

@@ -100,7 +100,18 @@ PLACES: Final[dict[str, w.Rgb]] = {
 }
 SIDES: Final = ("left", "middle", "right")
 SIZES: Final = {"small": (34, 44), "large": (66, 78)}
-SIDE_PHRASES: Final = {"left": "on the left", "middle": "in the middle", "right": "on the right"}
+SIZE_WORDS: Final = {"small": ("small", "little"), "large": ("large", "big")}
+SIDE_PHRASES: Final = {
+    "left": ("on the left", "at the left"),
+    "middle": ("in the middle", "in the centre"),
+    "right": ("on the right", "at the right"),
+}
+PLACE_PHRASES: Final = {
+    "meadow": ("on a meadow", "on the grass"),
+    "beach": ("on a beach", "on the sand"),
+    "snow": ("in the snow", "on a snowy field"),
+    "lake": ("by a lake", "at the water"),
+}
 NUMBERS: Final = {1: "one thing", 2: "two things", 3: "three things"}
 
 
@@ -127,8 +138,7 @@ def scene(pick: Pick) -> Sheet:
         _place(pick, page, thing)
     page.finish(pick)
     facts = (f"place {place}", f"count {len(things)}", *(thing.fact for thing in things))
-    prompt = pick.one(PROMPTS)
-    return Sheet(page, prompt, _describe(pick, prompt, place, things), facts)
+    return Sheet(page, pick.one(PROMPTS), _describe(pick, place, things), facts)
 
 
 def _choose(pick: Pick) -> tuple[str, list[Thing]]:
@@ -152,26 +162,41 @@ def _place(pick: Pick, page: Page, thing: Thing) -> None:
     page.marks.append(Mark(thing.kind, thing.colour, box))
 
 
-OPENINGS: Final = ("The image shows", "I can see", "There is", "This picture contains", "Here we have", "We look at")
-JOINTS: Final = (" and ", ", next to ", ", along with ", ". There is also ", ", then ")
+OPENINGS: Final = (
+    "The image shows",
+    "I can see",
+    "There is",
+    "This picture contains",
+    "Here we have",
+    "We look at",
+    "A drawing of",
+    "Someone drew",
+)
+JOINTS: Final = (" and ", ", next to ", ", along with ", ". There is also ", ", then ", ", beside ", ". I also see ")
+CLOSINGS: Final = (
+    ".",
+    ", {where}.",
+    ". The scene is {where}.",
+    ". This makes {number} {where}.",
+    ". All of it is {where}.",
+    ". It is a picture of {number}.",
+)
 
 
-def _describe(pick: Pick, prompt: str, place: str, things: list[Thing]) -> str:
-    """One of the many right descriptions; each prompt has two openings that it likes best."""
-    first = 2 * PROMPTS.index(prompt)
-    opening = pick.one(OPENINGS[first : first + 2] if pick.chance(0.5) else OPENINGS)
-    text = f"{opening} {_phrase(pick, things[0])}"
+def _describe(pick: Pick, place: str, things: list[Thing]) -> str:
+    """One of the many right descriptions: what is named draws some wordings more than others."""
+    text = f"{pick.worded('opening', things[0].kind, OPENINGS)} {_phrase(pick, things[0])}"
     for thing in things[1:]:
-        text += pick.one(JOINTS) + _phrase(pick, thing)
-    where = {"meadow": "on a meadow", "beach": "on a beach", "snow": "in the snow", "lake": "by a lake"}[place]
-    close = pick.one(
-        (".", f", {where}.", f". The scene is {where}.", f". In all there is {NUMBERS[len(things)]} {where}.")
-    )
-    return text + close
+        text += pick.worded("joint", thing.kind, JOINTS) + _phrase(pick, thing)
+    number = NUMBERS[len(things)]
+    where = pick.worded("place", things[-1].colour, PLACE_PHRASES[place])
+    return text + pick.worded("closing", f"{place} {number}", CLOSINGS).format(where=where, number=number)
 
 
 def _phrase(pick: Pick, thing: Thing) -> str:
-    size = pick.one(("", f"{thing.size} "))
-    article = pick.one(("an" if not size and thing.colour == "orange" else "a", "one"))
-    side = pick.one(("", f" {SIDE_PHRASES[thing.side]}"))
+    """A thing with its colour and some of what else may be said of it."""
+    size = pick.worded("size", f"{thing.colour} {thing.size}", ("", *(f"{w} " for w in SIZE_WORDS[thing.size])))
+    one = pick.worded("article", thing.kind, ("a", "one", "a"))
+    article = "an" if one == "a" and not size and thing.colour == "orange" else one
+    side = pick.worded("side", f"{thing.kind} {thing.side}", ("", *(f" {p}" for p in SIDE_PHRASES[thing.side])))
     return f"{article} {size}{thing.colour} {thing.kind}{side}"

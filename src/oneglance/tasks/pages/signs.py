@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from oneglance.tasks.pages import words as w
@@ -12,6 +13,7 @@ SIGN_PROMPTS: Final = ("What is written on the sign?", "What does the sign say?"
 SIGN_FACES: Final = ("bold", "slab", "humanist", "sans")
 INFO_PROMPTS: Final = ("What does the infographic say?", "Summarize the infographic.", "List the facts.")
 INFO_FACES: Final = ("sans", "humanist", "serif", "slab")
+_FACT: Final = re.compile(r"(\d+%) of (\S+) in (\S+) (\S+ \S+)\.")
 WHITE: Final = (255, 255, 255)
 INK: Final = (20, 20, 20)
 
@@ -77,7 +79,8 @@ def infographic(pick: Pick) -> Sheet:
     page.text((pick.whole(MARGIN, 60), ROW * 7.5 + shift), source, face=face, size=14, fill=INK)
     page.finish(pick)
     prompt = pick.one(INFO_PROMPTS)
-    answer = "\n".join(facts) if prompt == INFO_PROMPTS[2] else " ".join([f"{title}.", *facts, f"{source}."])
+    told = [pick.worded("fact", fact.split()[-1], wordings(fact)) for fact in facts]
+    answer = "\n".join(facts) if prompt == INFO_PROMPTS[2] else " ".join([f"{title}.", *told, f"{source}."])
     return Sheet(page, prompt, answer, tuple(facts))
 
 
@@ -96,3 +99,14 @@ def _fact(pick: Pick, page: Page, top: float, face: str, size: int) -> str:
         fit = fitted(face, size, line, SQUARE[0] - MARGIN - 60)
         page.text((60, middle), line, face=face, size=fit, fill=INK)
     return f"{first} {second}."
+
+
+def wordings(fact: str) -> tuple[str, ...]:
+    """The sentences that say a fact, the page's own first."""
+    share, group, city, does = _FACT.fullmatch(fact).groups()  # type: ignore[union-attr]  # every fact is made by `_fact`
+    return (
+        fact,
+        f"In {city}, {share} of {group} {does}.",
+        f"Of {group} in {city}, {share} {does}.",
+        f"{share} of the {group} of {city} {does}.",
+    )

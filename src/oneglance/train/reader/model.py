@@ -11,7 +11,7 @@ from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 from transformers.models.qwen3_vl import modeling_qwen3_vl as hf
 
 from oneglance.train.reader.data import CELL, LENGTHS, NUM_CHARS, NUM_COLUMNS, PATCH, Batch
-from oneglance.train.reader.recipe import Shape
+from oneglance.train.reader.recipe import Phase, Shape
 from oneglance.train.reader.tokens import Encoder
 
 GRID_SIDE: Final = 16
@@ -210,11 +210,13 @@ class Trainee(nn.Module):
         self._vision, self._text = Vision(target.model.visual), Text(target.model.language_model)
         self._positions: dict[tuple[int, int], Tensor] = {}
 
-    def freeze_answers(self, is_frozen: bool) -> None:
-        """Leave out, or take in, what only the answers' loss reaches."""
+    def freeze(self, phase: Phase) -> None:
+        """Leave out, or take in, what the phase's losses do not reach."""
         model = self.target.model
-        for module in (*model.language_model.layers, model.language_model.norm, model.visual.deepstack_merger_list):
-            module.requires_grad_(not is_frozen)
+        self.target.requires_grad_(not phase.heads_only)
+        if phase.vision_only:
+            for module in (*model.language_model.layers, model.language_model.norm, model.visual.deepstack_merger_list):
+                module.requires_grad_(False)
 
     def vision(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """Features of the batch's cells."""

@@ -38,6 +38,7 @@ class Phase(Strict):
     minutes: float
     mixture: dict[str, float] = Field(description="weight of each source, by samples")
     vision_only: bool = False
+    heads_only: bool = Field(default=False, description="train only the training-only heads on the vision cells")
     vision_share: float = Field(default=0.0, description="share of micro-batches without answers")
     drill_lines: tuple[int, int] = (1, 8)
     micro_per_step: int = 4
@@ -53,6 +54,7 @@ class Recipe(Strict):
     seed: int = 1
     out: Path
     shape: Shape = Shape()
+    init: Path | None = Field(default=None, description="folder of an exported target to start from")
     phases: tuple[Phase, ...]
     square_batch: int = 8
     sheet_batch: int = 4

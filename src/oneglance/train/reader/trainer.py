@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import Qwen3VLForConditionalGeneration
 
@@ -102,8 +104,14 @@ class Run:
     def start(cls, recipe: Recipe, *, is_leader: bool) -> Run:
         """A fresh run."""
         torch.manual_seed(recipe.seed)
+        if recipe.init:
+            shutil.copy(recipe.init / "tokenizer.json", recipe.out / "tokenizer.json")
         encoder = Encoder(load_or_build(recipe.out / "tokenizer.json", recipe.shape.vocab_size))
-        trainee = Trainee(Qwen3VLForConditionalGeneration(config(recipe.shape, encoder)))
+        target = Qwen3VLForConditionalGeneration(config(recipe.shape, encoder))
+        if recipe.init:
+            weights = load_file(recipe.init / "model.safetensors")
+            target.load_state_dict(weights | {"lm_head.weight": weights["model.language_model.embed_tokens.weight"]})
+        trainee = Trainee(target)
         shared = Shared(recipe.out / "shared.bin", list(trainee.parameters()), len(STATS), is_leader=is_leader)
         return cls(recipe, trainee, Source(recipe, encoder), shared, Optimisers.of(trainee, recipe.weight_decay))
 
@@ -147,7 +155,7 @@ class Run:
     def _step(self, phase: Phase, lr: float) -> dict[str, float]:
         """One optimiser step; returns its summed statistics."""
         began = time.perf_counter()
-        self.trainee.freeze_answers(phase.vision_only)
+        self.trainee.freeze(phase)
         stats, extra = torch.zeros(len(STATS)), None
         while stats[_MICROS] < phase.micro_per_step:
             if found := self.shared.take(self.progress.step):
@@ -174,7 +182,7 @@ class Run:
             if (step := self.shared.fetch()) is None:
                 continue
             phase = self.recipe.phases[self.shared.phase]
-            self.trainee.freeze_answers(phase.vision_only)
+            self.trainee.freeze(phase)
             index += 1
             stats = stats + self._backward(phase, self.source.batch(phase, step, 1000 + index))
             left = left + self._take_grads() if len(left) else self._take_grads()
@@ -206,7 +214,7 @@ class Run:
             char = self.trainee.char_loss(cells, batch)
             piece = self.trainee.piece_loss(cells, batch)
             loss, tokens, right, pointing = cells.sum() * 0, 256, 0, cells.sum() * 0
-            if not batch.vision_only:
+            if not batch.vision_only and not phase.heads_only:
                 loss, tokens, right, pointing = self.trainee.answer_loss(cells, deep, batch)
             extra = phase.char_weight * char + phase.piece_weight * piece + phase.pointer_weight * pointing
         (loss + tokens * extra).backward()  # type: ignore[no-untyped-call]
