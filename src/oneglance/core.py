@@ -71,10 +71,13 @@ class BlockMarginals:
         token_ids: (L, K) int64, best first.
         log_q: (L, K) float64, log-probabilities under the full vocabulary, non-increasing along K. Ranks that can
             never be proposed hold -inf.
+        log_q_given: (L-1, K, K) float, where a rescorer ran: row i of entry j is log q at offset j+2 of that
+            offset's K tokens, given rank i at offset j+1; else None, and offsets are independent.
     """
 
     token_ids: np.ndarray
     log_q: np.ndarray
+    log_q_given: np.ndarray | None = None
 
 
 @dataclass(frozen=True)

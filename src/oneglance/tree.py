@@ -1,53 +1,59 @@
 """Candidate trees: builders over offset-wise marginals, and packing for one verify pass. Pure functions.
 
-The plug-in score of a prefix is the sum of log q over its offsets (Asm. 1). ``best_first`` returns the N best
-prefixes exactly; they are prefix-closed because a prefix never scores below its extensions.
+The plug-in score of a prefix is the sum of log q over its offsets (Asm. 1), each given its parent where a rescorer ran.
+``best_first`` returns the N best prefixes exactly; they are prefix-closed because a prefix never scores below its
+extensions.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 
 from oneglance.core import EMPTY_TREE, BlockMarginals, InputError, TokenTree
 
+Successors = Callable[[int, int], tuple[Sequence[int], Sequence[float]]]
+"""(depth of the parent, its rank) → ranks of its children, best first, and their log q."""
+
 
 def best_first(marginals: BlockMarginals, budget: int) -> TokenTree:
-    """The ``budget`` prefixes of highest plug-in score, best first, in O(N log N).
+    """The ``budget`` prefixes of highest score, best first, in O(N log N).
 
-    Equal scores are ordered by their rank tuples, so the tree is deterministic. Exact if the marginals hold at least
-    ``budget`` ranks; with fewer (``--branch-k``) it is the best tree within those ranks.
+    Equal scores are ordered by their places among their siblings, so the tree is deterministic. Exact if the marginals
+    hold at least ``budget`` ranks; with fewer (``--branch-k``) it is the best tree within those ranks.
 
     Args:
         marginals: top-K of each offset.
         budget: N, root excluded.
     """
-    token_ids, log_q = marginals.token_ids.tolist(), marginals.log_q.tolist()
-    num_offsets, num_ranks = marginals.log_q.shape
+    token_ids, successors = marginals.token_ids.tolist(), _successors(marginals)
     tokens: list[int] = []
     parents: list[int] = []
     depths: list[int] = []
     scores: list[float] = []
-    # (-score, rank tuple, parent, score of the parent)
-    heap: list[tuple[float, tuple[int, ...], int, float]] = []
-    if num_offsets and num_ranks and log_q[0][0] > -np.inf:
-        heap.append((-log_q[0][0], (0,), 0, 0.0))
+    # (-score, places among siblings, parent, its score, the siblings' ranks and log q)
+    heap: list[tuple[float, tuple[int, ...], int, float, Sequence[int], Sequence[float]]] = []
+
+    def offer(places: tuple[int, ...], parent: int, base: float, ranks: Sequence[int], log_q: Sequence[float]) -> None:
+        if places[-1] < len(ranks) and log_q[places[-1]] > -np.inf:
+            heapq.heappush(heap, (-(base + log_q[places[-1]]), places, parent, base, ranks, log_q))
+
+    if budget and len(token_ids):
+        offer((0,), 0, 0.0, *successors(0, 0))
     while heap and len(tokens) < budget:
-        negative, ranks, parent, base = heapq.heappop(heap)
-        depth, rank = len(ranks), ranks[-1]
-        offset = log_q[depth - 1]
+        negative, places, parent, base, ranks, log_q = heapq.heappop(heap)
+        depth, rank = len(places), ranks[places[-1]]
         tokens.append(token_ids[depth - 1][rank])
         parents.append(parent)
         depths.append(depth)
         scores.append(-negative)
-        if rank + 1 < num_ranks and offset[rank + 1] > -np.inf:
-            heapq.heappush(heap, (-(base + offset[rank + 1]), (*ranks[:-1], rank + 1), parent, base))
-        if depth < num_offsets and log_q[depth][0] > -np.inf:
-            heapq.heappush(heap, (negative - log_q[depth][0], (*ranks, 0), len(tokens), -negative))
+        offer((*places[:-1], places[-1] + 1), parent, base, ranks, log_q)
+        if depth < len(token_ids):
+            offer((*places, 0), len(tokens), -negative, *successors(depth, rank))
     return TokenTree(tuple(tokens), tuple(parents), tuple(depths), tuple(scores))
 
 
@@ -58,25 +64,44 @@ def chain(marginals: BlockMarginals, budget: int) -> TokenTree:
 
 def fixed_width(marginals: BlockMarginals, budget: int, *, width: int = 4) -> TokenTree:
     """``width`` candidates at each offset, all below the offset's best prefix, level by level up to ``budget``."""
-    token_ids, log_q = marginals.token_ids.tolist(), marginals.log_q.tolist()
+    token_ids, successors = marginals.token_ids.tolist(), _successors(marginals)
     tokens: list[int] = []
     parents: list[int] = []
     depths: list[int] = []
     scores: list[float] = []
-    parent, base = 0, 0.0
-    for depth, (row_ids, row_q) in enumerate(zip(token_ids, log_q, strict=True), start=1):
+    parent, base, best = 0, 0.0, 0
+    for depth, row_ids in enumerate(token_ids, start=1):
         first_child = len(tokens) + 1
-        for token, score in list(zip(row_ids, row_q, strict=True))[:width]:
+        ranks, log_q = successors(depth - 1, best)
+        for rank, score in list(zip(ranks, log_q, strict=True))[:width]:
             if len(tokens) == budget or score == -np.inf:
                 break
-            tokens.append(token)
+            tokens.append(row_ids[rank])
             parents.append(parent)
             depths.append(depth)
             scores.append(base + score)
         if len(tokens) < first_child:
             break
-        parent, base = first_child, scores[first_child - 1]
+        parent, base, best = first_child, scores[first_child - 1], ranks[0]
     return TokenTree(tuple(tokens), tuple(parents), tuple(depths), tuple(scores))
+
+
+def _successors(marginals: BlockMarginals) -> Successors:
+    """Independent offsets have the same children below every parent; conditioned ones are sorted when asked for."""
+    ranks = range(marginals.log_q.shape[1])
+    rows = [(ranks, row) for row in marginals.log_q.tolist()]
+    given = marginals.log_q_given
+    if given is None:
+        return lambda depth, rank: rows[depth]
+
+    def conditioned(depth: int, rank: int) -> tuple[Sequence[int], Sequence[float]]:
+        if depth == 0:
+            return rows[0]
+        row = given[depth - 1, rank]
+        order = np.argsort(-row, kind="stable")
+        return order.tolist(), row[order].tolist()
+
+    return cache(conditioned)
 
 
 POLICIES: dict[str, Callable[[BlockMarginals, int], TokenTree]] = {
@@ -127,7 +152,12 @@ def pack(root: int, tree: TokenTree) -> PackedTree:
 
 def truncate(marginals: BlockMarginals, max_depth: int) -> BlockMarginals:
     """The first ``max_depth`` offsets."""
-    return BlockMarginals(marginals.token_ids[:max_depth], marginals.log_q[:max_depth])
+    given = marginals.log_q_given
+    return BlockMarginals(
+        marginals.token_ids[:max_depth],
+        marginals.log_q[:max_depth],
+        None if given is None else given[: max(max_depth - 1, 0)],
+    )
 
 
 def from_path(token_ids: list[int] | tuple[int, ...]) -> TokenTree:

@@ -59,7 +59,11 @@ CAPTION = ("place beach", "count 2", "large red star left", "small blue fish rig
         ("I can see a red star.", 1, 1),
         ("I can see a large red star on the left and one blue fish, in the snow.", 2, 3),
         ("There is a small red star, then a blue fish on the right. In all there is two things on a beach.", 3, 4),
-        ("Someone drew one big red star at the left, beside a little blue fish. This makes two things on the sand.", 4, 4),
+        (
+            "Someone drew one big red star at the left, beside a little blue fish. This makes two things on the sand.",
+            4,
+            4,
+        ),
         ("A drawing of a little red star in the centre, at the water.", 0, 2),
         ("Nothing at all.", 0, 1),
     ],

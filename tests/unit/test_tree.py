@@ -34,15 +34,36 @@ def marginals(draw: st.DrawFn, max_offsets: int = 4, max_ranks: int = 4) -> Bloc
     return marginals_of(draw(st.lists(row, min_size=num_offsets, max_size=num_offsets)))
 
 
+@st.composite
+def conditioned(draw: st.DrawFn) -> BlockMarginals:
+    """Marginals with rescored rows; few values, -inf among them."""
+    plain = draw(marginals(max_offsets=4, max_ranks=3))
+    num_offsets, num_ranks = plain.log_q.shape
+    size = (num_offsets - 1) * num_ranks**2
+    score = st.one_of(st.sampled_from(FEW_SCORES), st.floats(-8, 0))
+    rows = np.array(draw(st.lists(score, min_size=size, max_size=size)), dtype=np.float64)
+    return BlockMarginals(plain.token_ids, plain.log_q, rows.reshape(num_offsets - 1, num_ranks, num_ranks))
+
+
+def score_of(marginals: BlockMarginals, ranks: tuple[int, ...]) -> float:
+    score = float(marginals.log_q[0, ranks[0]])
+    for offset in range(1, len(ranks)):
+        rows = marginals.log_q_given
+        score += float(
+            marginals.log_q[offset, ranks[offset]]
+            if rows is None
+            else rows[offset - 1, ranks[offset - 1], ranks[offset]]
+        )
+    return score
+
+
 def all_prefixes(given: BlockMarginals) -> list[tuple[float, tuple[int, ...]]]:
     """Every prefix of finite score as (score, rank tuple), best first; equal scores by rank tuple."""
     num_offsets, num_ranks = given.log_q.shape
     found = []
     for depth in range(1, num_offsets + 1):
         for ranks in itertools.product(range(num_ranks), repeat=depth):
-            score = 0.0
-            for offset, rank in enumerate(ranks):
-                score += float(given.log_q[offset, rank])
+            score = score_of(given, ranks)
             if score > -math.inf:
                 found.append((score, ranks))
     return sorted(found, key=lambda prefix: (-prefix[0], prefix[1]))
@@ -75,6 +96,29 @@ def test_best_first_is_the_brute_force_top_n(given: BlockMarginals, budget: int)
     assert ranks_of(tree, given) == [ranks for _, ranks in expected]
     assert tree.scores == pytest.approx([score for score, _ in expected], abs=0)
     assert_valid(tree, budget=budget, max_depth=given.log_q.shape[0])
+
+
+@given(conditioned(), st.integers(0, 60))
+def test_best_first_over_conditioned_scores_is_the_brute_force_top_n(given: BlockMarginals, budget: int) -> None:
+    tree = best_first(given, budget)
+    wanted = all_prefixes(given)[:budget]
+    assert list(tree.scores) == [score for score, _ in wanted]
+    found = ranks_of(tree, given)
+    assert len(set(found)) == len(found)
+    assert [score_of(given, ranks) for ranks in found] == list(tree.scores)
+    assert_valid(tree, budget=budget, max_depth=len(given.log_q))
+
+
+def test_a_conditioned_chain_follows_the_best_child() -> None:
+    rows = np.log(np.array([[[0.1, 0.9], [0.5, 0.5]], [[0.3, 0.7], [0.8, 0.2]]]))
+    given = BlockMarginals(np.array([[1, 2], [3, 4], [5, 6]]), np.log(np.array([[0.6, 0.4]] * 3)), rows)
+    assert chain(given, 9).token_ids == (1, 4, 5)
+    assert fixed_width(given, 9, width=2).token_ids == (1, 2, 4, 3, 5, 6)
+    shorter = truncate(given, 2)
+    assert shorter.log_q_given is not None
+    assert shorter.log_q_given.shape == (1, 2, 2)
+    assert truncate(given, 1).log_q_given is not None
+    assert best_first(truncate(given, 0), 5) == EMPTY_TREE
 
 
 @given(marginals(max_offsets=6, max_ranks=5), st.integers(1, 40), st.sampled_from(sorted(POLICIES)))

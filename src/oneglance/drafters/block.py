@@ -13,10 +13,12 @@ from torch import Tensor
 from oneglance.core import DEFAULT_BUDGET, EMPTY_TREE, BlockMarginals, Drafter, DraftError, InputError, TokenTree
 from oneglance.drafters.checkpoint import HeadCheckpoint, check_fit, load_checkpoint
 from oneglance.drafters.head import BlockHead, KeysValues
+from oneglance.drafters.rescorer import Rescorer, find_rescorer
 from oneglance.targets.base import Target
 from oneglance.targets.state import TargetState
 from oneglance.tree import best_first, truncate
 
+CONDITIONED_RANKS = 64  # ranks an offset that a rescorer looks at: it compares each with each
 GROWTH = 256  # rows by which the draft cache grows
 
 
@@ -67,6 +69,7 @@ class BlockDrafter:
         policy: marginals and budget → tree.
         budget: N, root excluded.
         branch_k: ranks looked at per offset; None means as many as the budget, which is exact.
+        rescorer: conditions each offset's candidates on the token before them; None leaves offsets independent.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class BlockDrafter:
         policy: Callable[[BlockMarginals, int], TokenTree] = best_first,
         budget: int = DEFAULT_BUDGET,
         branch_k: int | None = None,
+        rescorer: Rescorer | None = None,
     ) -> None:
         if budget < 1:
             raise InputError(f"budget must be at least 1, got {budget}; use drafter 'none' for plain decoding")
@@ -87,21 +91,33 @@ class BlockDrafter:
         self.target = target
         self.policy = policy
         self.budget = budget
-        self.num_ranks = min(branch_k or budget, target.vocab_size)
+        ranks = branch_k or (budget if rescorer is None else min(budget, CONDITIONED_RANKS))
+        self.num_ranks = min(ranks, target.vocab_size)
+        self.rescorer = rescorer
         self._name = name
         self._banned = torch.tensor(target.banned_ids, device=target.lm_head_device, dtype=torch.long)
 
     @classmethod
-    def bind(cls, checkpoint: HeadCheckpoint, target: Target, **options: object) -> BlockDrafter:
+    def bind(
+        cls, checkpoint: HeadCheckpoint, target: Target, *, rescorer: str = "auto", **options: object
+    ) -> BlockDrafter:
         """Check that a checkpoint fits the target and put it beside the last kept layer.
 
+        Args:
+            checkpoint: the head.
+            target: what it drafts for.
+            rescorer: ``auto`` (the one beside the head, where there is one), ``none``, or a folder.
+            options: of the drafter.
+
         Raises:
-            HeadError: it does not fit.
+            HeadError: it does not fit, or the rescorer does not.
         """
+        found = find_rescorer(rescorer, checkpoint.folder)
         check_fit(checkpoint, target)
         last = next(target.layers[max(checkpoint.config.target_layer_ids)].parameters())
         head = checkpoint.build(dtype=target.dtype, device=last.device)
-        return cls(head, target, name=checkpoint.name, **options)  # type: ignore[arg-type]
+        conditioned = found.build(head, target) if found else None
+        return cls(head, target, name=checkpoint.name, rescorer=conditioned, **options)  # type: ignore[arg-type]
 
     @property
     def name(self) -> str | None:
@@ -146,14 +162,24 @@ class BlockDrafter:
         logits = self.target.lm_head(hidden.to(self.target.lm_head_device)).float()
         if len(self._banned):
             logits[:, self._banned] = -torch.inf
+        ids, log_q = self._candidates(logits)
+        given = None
+        if self.rescorer is not None and size > 2:
+            states = hidden.to(self.target.lm_head_device)
+            given = self.rescorer.rescore(states, ids, log_q, self.target.embedding).cpu().numpy()
+        values = log_q.cpu().double().numpy()
+        if not np.isfinite(values[:, 0]).all() or (given is not None and np.isnan(given).any()):
+            raise DraftError("the head returned NaN or infinite values")
+        return truncate(BlockMarginals(ids.cpu().numpy(), values, given), num_offsets)
+
+    def _candidates(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """(L, K) best tokens of each offset and their log q; equal ones by id, so that no tree depends on how topk
+        orders them."""
         top = torch.topk(logits, min(self.num_ranks, logits.shape[-1]), dim=-1)
         log_q = top.values - logits.logsumexp(dim=-1, keepdim=True)
-        values, ids = log_q.cpu().double().numpy(), top.indices.cpu().numpy()
-        if not np.isfinite(values[:, 0]).all():
-            raise DraftError("the head returned NaN or infinite values")
-        order = np.lexsort((ids, -values))  # equal scores by id, so that a tree does not depend on topk's tie order
-        marginals = BlockMarginals(np.take_along_axis(ids, order, 1), np.take_along_axis(values, order, 1))
-        return truncate(marginals, num_offsets)
+        ids, order = top.indices.sort(dim=-1)
+        log_q, order = log_q.gather(-1, order).sort(dim=-1, descending=True, stable=True)
+        return ids.gather(-1, order), log_q
 
     def _ingest(self, state: TargetState, draft_state: DraftState) -> None:
         features = state.take_features().to(self.head.fc.weight.device)

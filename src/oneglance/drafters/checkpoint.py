@@ -35,12 +35,14 @@ class HeadCheckpoint:
 
     Attributes:
         name: what it was opened from.
+        folder: where its files lie.
         config: geometry.
         raw: the whole ``config.json``.
         tensors: state dict.
     """
 
     name: str
+    folder: Path
     config: HeadConfig
     raw: dict[str, Any] = field(repr=False)
     tensors: dict[str, Tensor] = field(repr=False)
@@ -72,7 +74,7 @@ def load_checkpoint(name: str = "builtin:reader") -> HeadCheckpoint:
     config = HeadConfig.from_checkpoint(raw)
     tensors = _read_tensors(folder)
     _check_tensors(config, tensors)
-    return HeadCheckpoint(name, config, raw, tensors)
+    return HeadCheckpoint(name, folder, config, raw, tensors)
 
 
 def save_checkpoint(head: BlockHead, folder: Path, raw: dict[str, Any]) -> None:

@@ -1,0 +1,227 @@
+"""Path-conditioned scores: each offset's candidates rescored given the token before them (beyond the paper).
+
+The marginals of one pass know nothing of one another (Asm. 1). A rescorer adds to the logits of offset j a bias that
+depends on its parent's token, log q_j(y | y', h_j) = log q_j(y) + b(y', y, h_j) - log Z, for the candidates of all
+offsets at once: K x K numbers an offset, one batched product, no second pass. What the candidates leave of the
+marginal's mass keeps bias 0 in Z. Nearby ideas: the Markov bias of DSpark, Domino, DFlash 2, JetSpec.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from oneglance.core import HeadError
+
+if TYPE_CHECKING:
+    from oneglance.drafters.head import BlockHead
+    from oneglance.targets.base import Target
+
+SCHEMA_VERSION = 1
+WEIGHTS, CONFIG = "rescorer.safetensors", "rescorer.json"
+
+
+class RescorerConfig(BaseModel):
+    """Geometry of a rescorer, and the head that it was trained for.
+
+    Attributes:
+        kind: a name in ``RESCORERS``.
+        rank: R, width of the bias's factors.
+        factors: tables of the rescorer's own (2 V R parameters), or two projections of the target's embedding
+            (2 H R: the choice for large vocabularies).
+        is_gated: whether the slot's state scales each of the R terms.
+        head_sha256: of the head's tensors; another head's states mean something else.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    schema_version: Literal[1] = 1
+    kind: str = "previous_token"
+    rank: int = Field(default=64, gt=0)
+    factors: Literal["own", "embedding"] = "own"
+    is_gated: bool = True
+    vocab_size: int = Field(gt=0)
+    hidden_size: int = Field(gt=0)
+    head_sha256: str | None = None
+    training: dict[str, Any] = {}
+
+
+class Rescorer(Protocol):
+    """Conditions the candidates of each offset on those of the offset before it."""
+
+    config: RescorerConfig
+
+    def rescore(self, states: Tensor, token_ids: Tensor, log_q: Tensor, embedding: nn.Embedding) -> Tensor:
+        """Log q of each candidate given each candidate before it.
+
+        Args:
+            states: (L, H) of the block's mask slots.
+            token_ids: (L, K) candidates of each offset.
+            log_q: (L, K) their marginals.
+            embedding: the target's.
+
+        Returns:
+            (L-1, K, K): [j, i, k] is rank k of offset j+2 given rank i of offset j+1.
+        """
+
+
+class PreviousTokenBias(nn.Module):
+    """b(y', y, h) = <U(y') * sigmoid(G h), W(y)>, of rank R."""
+
+    def __init__(self, config: RescorerConfig) -> None:
+        super().__init__()
+        self.config = config
+        own = config.factors == "own"
+        size, rank = (config.vocab_size if own else config.hidden_size), config.rank
+        self.before = nn.Embedding(size, rank) if own else nn.Linear(size, rank, bias=False)
+        self.after = nn.Embedding(size, rank) if own else nn.Linear(size, rank, bias=False)
+        self.gate = nn.Linear(config.hidden_size, rank) if config.is_gated else None
+        nn.init.normal_(self.before.weight, std=1.0 if own else size**-0.5)
+        nn.init.zeros_(self.after.weight)  # training starts from the marginals
+
+    def bias(self, states: Tensor, before: Tensor, after: Tensor | None, embedding: nn.Embedding) -> Tensor:
+        """Biases of tokens given the one before them.
+
+        Args:
+            states: (..., H) of the slots.
+            before: (..., P) ids at the offset before; P of them a slot.
+            after: (..., K) ids; None for the whole vocabulary.
+            embedding: the target's.
+
+        Returns:
+            (..., P, K) or (..., P, V).
+        """
+        dtype = self.before.weight.dtype
+        left = self._factor(self.before, before, embedding)  # (..., P, R)
+        if self.gate is not None:
+            left = left * torch.sigmoid(self.gate(states.to(dtype)))[..., None, :]
+        if after is None:
+            right = self.after.weight if self.config.factors == "own" else self.after(embedding.weight.to(dtype))
+            return left @ right.T
+        return left @ self._factor(self.after, after, embedding).transpose(-1, -2)
+
+    def rescore(self, states: Tensor, token_ids: Tensor, log_q: Tensor, embedding: nn.Embedding) -> Tensor:
+        biased = log_q[1:, None, :] + self.bias(states[1:], token_ids[:-1], token_ids[1:], embedding).float()
+        rest = torch.log1p(-log_q[1:].exp().sum(-1).clamp(max=1 - 1e-7))[:, None, None]
+        return biased - torch.logaddexp(biased.logsumexp(-1, keepdim=True), rest)
+
+    def _factor(self, table: nn.Module, ids: Tensor, embedding: nn.Embedding) -> Tensor:
+        given = ids if self.config.factors == "own" else embedding(ids).to(self.before.weight.dtype)
+        out: Tensor = table(given)
+        return out
+
+
+RESCORERS = {"previous_token": "oneglance.drafters.rescorer:PreviousTokenBias"}
+
+
+def build(config: RescorerConfig) -> Any:
+    """A fresh rescorer of the kind that the configuration names.
+
+    Raises:
+        HeadError: there is none of that kind.
+    """
+    if config.kind not in RESCORERS:
+        raise HeadError(f"unknown rescorer {config.kind!r}; choose one of {', '.join(RESCORERS)}")
+    module, _, name = RESCORERS[config.kind].partition(":")
+    return getattr(import_module(module), name)(config)
+
+
+def fingerprint(head: BlockHead) -> str:
+    """SHA-256 of a head's tensors in bfloat16, as heads are shipped."""
+    digest = hashlib.sha256()
+    for key, value in sorted(head.state_dict().items()):
+        digest.update(key.encode())
+        digest.update(value.detach().cpu().to(torch.bfloat16).contiguous().view(torch.int16).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def save_rescorer(rescorer: nn.Module, folder: Path, config: RescorerConfig) -> None:
+    """Write the two files beside a head, each replaced atomically."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {key: value.detach().cpu().contiguous() for key, value in rescorer.state_dict().items()}
+    scratch = folder / f"{WEIGHTS}.partial"
+    save_file(tensors, scratch, metadata={"format": "pt"})
+    scratch.replace(folder / WEIGHTS)
+    scratch = folder / f"{CONFIG}.partial"
+    scratch.write_text(config.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    scratch.replace(folder / CONFIG)
+
+
+@dataclass(frozen=True, slots=True)
+class RescorerCheckpoint:
+    """A rescorer on disk, read and checked, not yet on a device."""
+
+    folder: Path
+    config: RescorerConfig
+    tensors: dict[str, Tensor]
+
+    def build(self, head: BlockHead, target: Target) -> Any:
+        """The rescorer beside the target's lm_head.
+
+        Raises:
+            HeadError: it was made for another head or another target.
+        """
+        config = self.config
+        for what, own, other in (
+            ("hidden size", config.hidden_size, target.hidden_size),
+            ("vocabulary rows", config.vocab_size, target.vocab_size),
+        ):
+            if own != other:
+                raise HeadError(
+                    f"{what}: the rescorer in {self.folder} has {own}, the target {other}; use --rescorer none"
+                )
+        if config.head_sha256 is not None and config.head_sha256 != fingerprint(head):
+            raise HeadError(
+                f"the rescorer in {self.folder} was trained for another head; use --rescorer none, or retrain it"
+            )
+        rescorer = build(config)
+        rescorer.load_state_dict(self.tensors)
+        return rescorer.to(device=target.lm_head_device, dtype=torch.float32).eval().requires_grad_(False)
+
+
+def find_rescorer(choice: str, head_folder: Path) -> RescorerCheckpoint | None:
+    """The rescorer that ``--rescorer`` asks for.
+
+    Args:
+        choice: ``auto`` (the one beside the head, where there is one), ``none``, or a folder.
+        head_folder: the head's.
+
+    Raises:
+        HeadError: the folder has none, or it is damaged.
+    """
+    if choice == "none" or (choice == "auto" and not (head_folder / CONFIG).is_file()):
+        return None
+    folder = head_folder if choice == "auto" else Path(choice).expanduser()
+    if not (folder / CONFIG).is_file():
+        raise HeadError(f"no {CONFIG} in {folder}; give the folder of a rescorer, auto or none")
+    try:
+        config = RescorerConfig.model_validate_json((folder / CONFIG).read_bytes())
+        tensors = load_file(folder / WEIGHTS)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise HeadError(f"{folder / CONFIG}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    except (SafetensorError, ValueError, OSError) as error:
+        raise HeadError(f"{folder / WEIGHTS} is missing or damaged ({error}); use --rescorer none") from error
+    _check_tensors(folder, config, tensors)
+    return RescorerCheckpoint(folder, config, tensors)
+
+
+def _check_tensors(folder: Path, config: RescorerConfig, tensors: dict[str, Tensor]) -> None:
+    with torch.device("meta"):
+        expected = {key: value.shape for key, value in build(config).state_dict().items()}
+    given = {key: value.shape for key, value in tensors.items()}
+    if given != expected:
+        differing = sorted(key for key in given.keys() | expected.keys() if given.get(key) != expected.get(key))
+        raise HeadError(f"{folder / WEIGHTS} does not fit its config ({differing[0]}); use --rescorer none")
+    for key, value in tensors.items():
+        if not value.is_floating_point() or not bool(torch.isfinite(value).all()):
+            raise HeadError(f"{folder / WEIGHTS}: {key} holds NaN, infinite values or integers; use --rescorer none")
