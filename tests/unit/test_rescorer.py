@@ -20,7 +20,6 @@ from oneglance.drafters.rescorer import (
     RescorerConfig,
     build,
     find_rescorer,
-    fingerprint,
     save_rescorer,
 )
 from oneglance.targets.base import Target
@@ -74,7 +73,7 @@ def test_files_round_trip_and_damage_is_named(tmp_path: Path) -> None:
     made = rescorer(small())
     assert find_rescorer("auto", tmp_path) is None
     assert find_rescorer("none", tmp_path) is None
-    save_rescorer(made, tmp_path, made.config)
+    save_rescorer(made, tmp_path)
     found = find_rescorer("auto", tmp_path)
     assert found is not None
     assert found.config == made.config
@@ -103,13 +102,13 @@ def target() -> Target:
 def test_a_rescorer_of_another_head_or_target_is_refused(target: Target, tmp_path: Path) -> None:
     head, other = tiny_head(target), tiny_head(target, seed=5)
     size = {"vocab_size": target.vocab_size, "hidden_size": target.hidden_size}
-    save_rescorer(rescorer(config := RescorerConfig(rank=2, head_sha256=fingerprint(head), **size)), tmp_path, config)
+    save_rescorer(rescorer(RescorerConfig(rank=2, **size)), tmp_path, head=head)
     found = find_rescorer("auto", tmp_path)
     assert found is not None
     assert isinstance(found.build(head, target), PreviousTokenBias)
     with pytest.raises(HeadError, match="another head"):
         found.build(other, target)
-    save_rescorer(rescorer(small()), tmp_path, small())
+    save_rescorer(rescorer(small()), tmp_path)
     found = find_rescorer("auto", tmp_path)
     assert found is not None
     with pytest.raises(HeadError, match=f"has {H}"):

@@ -144,9 +144,20 @@ def fingerprint(head: BlockHead) -> str:
     return digest.hexdigest()
 
 
-def save_rescorer(rescorer: nn.Module, folder: Path, config: RescorerConfig) -> None:
-    """Write the two files beside a head, each replaced atomically."""
+def save_rescorer(
+    rescorer: PreviousTokenBias, folder: Path, *, head: BlockHead | None = None, training: dict[str, Any] | None = None
+) -> None:
+    """Write the two files beside a head, each replaced atomically.
+
+    Args:
+        rescorer: trained.
+        folder: the head's.
+        head: the one that it was trained for, which its config then names.
+        training: how.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    given = {"head_sha256": fingerprint(head) if head else rescorer.config.head_sha256, "training": training or {}}
+    config = rescorer.config.model_copy(update=given)
     tensors = {key: value.detach().cpu().contiguous() for key, value in rescorer.state_dict().items()}
     scratch = folder / f"{WEIGHTS}.partial"
     save_file(tensors, scratch, metadata={"format": "pt"})
@@ -183,9 +194,13 @@ class RescorerCheckpoint:
             raise HeadError(
                 f"the rescorer in {self.folder} was trained for another head; use --rescorer none, or retrain it"
             )
-        rescorer = build(config)
+        return self.build_module().to(target.lm_head_device)
+
+    def build_module(self) -> Any:
+        """The rescorer as a frozen module in float32, bound to nothing yet."""
+        rescorer = build(self.config)
         rescorer.load_state_dict(self.tensors)
-        return rescorer.to(device=target.lm_head_device, dtype=torch.float32).eval().requires_grad_(False)
+        return rescorer.float().eval().requires_grad_(False)
 
 
 def find_rescorer(choice: str, head_folder: Path) -> RescorerCheckpoint | None:

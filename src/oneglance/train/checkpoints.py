@@ -11,10 +11,12 @@ import torch
 
 from oneglance.core import InputError
 from oneglance.drafters.checkpoint import SCHEMA_VERSION, load_checkpoint, save_checkpoint
-from oneglance.drafters.head import BlockHead, HeadConfig
+from oneglance.drafters.head import HeadConfig
+from oneglance.drafters.rescorer import find_rescorer, save_rescorer
 from oneglance.targets.base import FEATURE_POINT, Target
 from oneglance.train.evaluate import expected_accepted
 from oneglance.train.recipe import HeadRecipe
+from oneglance.train.step import PackedHead
 
 
 class Checkpoints:
@@ -32,20 +34,22 @@ class Checkpoints:
         return self.folder / f"step-{step:07d}"
 
     def save(
-        self, step: int, head: BlockHead, optimiser: Any, card: dict[str, Any], *, top1: list[float] | None = None
+        self, step: int, learner: PackedHead, optimiser: Any, card: dict[str, Any], *, top1: list[float] | None = None
     ) -> None:
         """Write to a scratch folder, then rename.
 
         Args:
             step: optimiser steps so far.
-            head: trained.
+            learner: the head, and its rescorer where there is one.
             optimiser: its state goes along.
             card: ``config.json``.
             top1: held-out accuracies of this step, where it was evaluated.
         """
         scratch = self.folder / f"{self.path(step).name}.partial"
         shutil.rmtree(scratch, ignore_errors=True)
-        save_checkpoint(head, scratch, card)
+        save_checkpoint(learner.head, scratch, card)
+        if learner.rescorer is not None:
+            save_rescorer(learner.rescorer, scratch, head=learner.head)
         torch.save(optimiser.state_dict(), scratch / "optimiser.pt")
         (scratch / "state.json").write_text(json.dumps({"step": step, "heldout_top1": top1}))
         if self.path(step).exists():
@@ -73,16 +77,20 @@ class Checkpoints:
         self.path(step).rename(doomed)
         shutil.rmtree(doomed)
 
-    def restore(self, head: BlockHead, optimiser: Any) -> int:
-        """Load the newest checkpoint into head and optimiser; its step, or 0 where there is none."""
+    def restore(self, learner: PackedHead, optimiser: Any) -> int:
+        """Load the newest checkpoint into learner and optimiser; its step, or 0 where there is none."""
         steps = self.steps()
         if not steps:
             return 0
         path = self.path(steps[-1])
         stored = load_checkpoint(str(path))
-        if stored.config != head.config:
+        if stored.config != learner.head.config:
             raise InputError(f"{path} holds a head of another geometry than the recipe's; use another output folder")
-        head.load_state_dict(stored.tensors)
+        learner.head.load_state_dict(stored.tensors)
+        if learner.rescorer is not None:
+            rescorer = find_rescorer(str(path), path)
+            assert rescorer is not None
+            learner.rescorer.load_state_dict(rescorer.tensors)
         optimiser.load_state_dict(torch.load(path / "optimiser.pt", weights_only=True))
         return steps[-1]
 

@@ -35,11 +35,15 @@ class Accuracy:
 
 
 @torch.no_grad()
-def heldout_accuracy(head: BlockHead, target: Target, samples: Iterable[Sample], *, seed: int = 0) -> Accuracy:
-    """Top-1 at each offset over up to ``NUM_ANCHORS`` anchors a sample (appendix D); one sample is held at a time."""
+def heldout_accuracy(learner: PackedHead, target: Target, samples: Iterable[Sample], *, seed: int = 0) -> Accuracy:
+    """Top-1 at each offset over up to ``NUM_ANCHORS`` anchors a sample (appendix D); one sample is held at a time.
+
+    With a rescorer, given the target's own token before it.
+    """
+    head = learner.head
     hits = torch.zeros(head.config.num_offsets)
     labelled = torch.zeros(head.config.num_offsets)
-    objective, packed = OBJECTIVES["ce"](), PackedHead(head)
+    objective = OBJECTIVES["ce"]()
     for index, sample in enumerate(samples):
         blocks = build_blocks(
             [(sample.token_ids, sample.prompt_length)],
@@ -49,7 +53,7 @@ def heldout_accuracy(head: BlockHead, target: Target, samples: Iterable[Sample],
             reveal=Reveal(enabled=False),
             rngs=[generator("heldout", seed, index)],
         )
-        result = block_loss(packed, target, [sample], blocks, objective)
+        result = block_loss(learner, target, [sample], blocks, objective, rescorer=learner.rescorer)
         hits += result.hits.cpu()
         labelled += result.labelled.cpu()
     return Accuracy((hits / labelled.clamp(min=1)).tolist(), labelled.int().tolist())
@@ -67,7 +71,7 @@ def expected_accepted(top1: Sequence[float]) -> float:
 
 
 def rounds_per_prompt(
-    head: BlockHead,
+    learner: PackedHead,
     target: Target,
     rows: Sequence[Trace],
     *,
@@ -76,10 +80,11 @@ def rounds_per_prompt(
     prompts_per_task: int | None = None,
 ) -> dict[str, list[list[int]]]:
     """Per task and prompt the kept tokens of each round, decoding in the target's dtype as serving does."""
+    head = learner.head
     serving = BlockHead(head.config)
     serving.load_state_dict(head.state_dict())
     serving = serving.to(device=head.fc.weight.device, dtype=target.dtype).eval().requires_grad_(False)
-    decoder = Decoder(target, BlockDrafter(serving, target, budget=budget))
+    decoder = Decoder(target, BlockDrafter(serving, target, budget=budget, rescorer=learner.rescorer))
     kept: dict[str, list[list[int]]] = {}
     for row in rows:
         own = kept.setdefault(row.task, [])
@@ -91,10 +96,10 @@ def rounds_per_prompt(
     return kept
 
 
-def heldout_tau(head: BlockHead, target: Target, rows: Sequence[Trace], recipe: HeadRecipe) -> dict[str, float]:
+def heldout_tau(learner: PackedHead, target: Target, rows: Sequence[Trace], recipe: HeadRecipe) -> dict[str, float]:
     """τ pooled over the rounds of each task, over the first prompts of each task."""
     kept = rounds_per_prompt(
-        head,
+        learner,
         target,
         rows,
         long_side=recipe.image_long_side,

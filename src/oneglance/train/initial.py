@@ -9,6 +9,7 @@ import torch
 from oneglance.core import InputError
 from oneglance.drafters.checkpoint import load_checkpoint
 from oneglance.drafters.head import BlockHead, HeadConfig, kept_layers
+from oneglance.drafters.rescorer import PreviousTokenBias, RescorerConfig, build
 from oneglance.targets.base import Target
 from oneglance.train.recipe import HeadRecipe
 
@@ -30,6 +31,26 @@ def initial_head(recipe: HeadRecipe, target: Target) -> tuple[HeadConfig, BlockH
         anew = sorted(own.keys() - fitting.keys())
         head.load_state_dict({**own, **{k: v.to(own[k].dtype) for k, v in fitting.items()}})
     return config, head.to(target.device), anew
+
+
+def initial_rescorer(recipe: HeadRecipe, target: Target, head: BlockHead, anew: list[str]) -> PreviousTokenBias | None:
+    """A fresh rescorer, where the recipe has one; freezes the head if it is to stay as it is.
+
+    Raises:
+        InputError: the head to be frozen is not wholly the warm start's.
+    """
+    choice = recipe.rescorer
+    if choice is None:
+        return None
+    if choice.freeze_head and anew:
+        raise InputError(f"a frozen head must fit the recipe whole, and {anew[0]} of {recipe.init} does not")
+    head.requires_grad_(not choice.freeze_head)
+    torch.manual_seed(recipe.seed)
+    settings = choice.model_dump(exclude={"freeze_head", "lr"})
+    made: PreviousTokenBias = build(
+        RescorerConfig(vocab_size=target.vocab_size, hidden_size=target.hidden_size, **settings)
+    )
+    return made.to(target.lm_head_device)
 
 
 def head_layout(recipe: HeadRecipe, target: Target) -> dict[str, Any]:

@@ -86,6 +86,22 @@ class RevealChoice(Section):
         return Reveal(self.enabled, self.single_share)
 
 
+class RescorerChoice(Section):
+    """A rescorer that conditions each candidate on the token before it (beyond the paper).
+
+    Attributes:
+        freeze_head: train the rescorer alone, on the head of ``init``; else both, jointly.
+        lr: peak learning rate of the rescorer.
+    """
+
+    kind: str = "previous_token"
+    rank: int = Field(default=64, gt=0)
+    factors: Literal["own", "embedding"] = "own"
+    is_gated: bool = True
+    freeze_head: bool = True
+    lr: float = Field(default=5e-3, gt=0)
+
+
 class Optimiser(Section):
     """AdamW with linear warm-up and cosine decay to ``final_share`` of the peak."""
 
@@ -148,9 +164,16 @@ class HeadRecipe(Section):
     data: Data
     objective: ObjectiveChoice = ObjectiveChoice()
     reveal: RevealChoice = RevealChoice()
+    rescorer: RescorerChoice | None = None
     optimiser: Optimiser = Optimiser()
     schedule: Schedule = Schedule()
     ours: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _has_a_head_to_freeze(self) -> HeadRecipe:
+        if self.rescorer is not None and self.rescorer.freeze_head and self.init is None:
+            raise ValueError("rescorer.freeze_head needs a trained head: set init, or rescorer.freeze_head=false")
+        return self
 
 
 def load_recipe(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> HeadRecipe:

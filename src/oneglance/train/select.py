@@ -13,13 +13,13 @@ import torch
 
 from oneglance.core import InputError
 from oneglance.drafters.checkpoint import check_fit, load_checkpoint, save_checkpoint
-from oneglance.drafters.head import BlockHead
+from oneglance.drafters.rescorer import find_rescorer, save_rescorer
 from oneglance.targets.base import Target
 from oneglance.train.checkpoints import Checkpoints
 from oneglance.train.evaluate import Accuracy, expected_accepted, heldout_accuracy, rounds_per_prompt
 from oneglance.train.recipe import HeadRecipe
 from oneglance.train.runlog import RECIPE
-from oneglance.train.step import run_target
+from oneglance.train.step import PackedHead, run_target
 from oneglance.train.traces import Trace
 
 RESAMPLES = 2000
@@ -72,6 +72,8 @@ def select(run: Path, *, step: int | None = None) -> Candidate:
     scratch = run / "head.partial"
     shutil.rmtree(scratch, ignore_errors=True)
     save_checkpoint(head, scratch, {**stored.raw, "dtype": recipe.save_dtype, "oneglance": card})
+    if found_rescorer := find_rescorer("auto", stored.folder):
+        save_rescorer(found_rescorer.build_module(), scratch, head=head, training=card["training"])
     shutil.rmtree(run / "head", ignore_errors=True)
     scratch.rename(run / "head")
     return best
@@ -101,9 +103,9 @@ class TaskScore:
 
 
 def evaluate_head(
-    name: str, target: Target, rows: Sequence[Trace], *, long_side: int | None, budget: int
+    name: str, target: Target, rows: Sequence[Trace], *, long_side: int | None, budget: int, rescorer: str = "auto"
 ) -> list[TaskScore]:
-    """Score a head per task, then over all.
+    """Score a head, and its rescorer, per task, then over all.
 
     Raises:
         HeadError: it does not fit the target.
@@ -111,11 +113,13 @@ def evaluate_head(
     stored = load_checkpoint(name)
     check_fit(stored, target)
     head = stored.build(dtype=torch.float32, device=target.device)
-    kept = rounds_per_prompt(head, target, rows, long_side=long_side, budget=budget)
+    found = find_rescorer(rescorer, stored.folder)
+    learner = PackedHead(head, found.build(head, target) if found else None)
+    kept = rounds_per_prompt(learner, target, rows, long_side=long_side, budget=budget)
     tasks = list(dict.fromkeys(row.task for row in rows))
     scores = []
     for task in tasks:
-        accuracy = _accuracy(head, target, [row for row in rows if row.task == task], long_side)
+        accuracy = _accuracy(learner, target, [row for row in rows if row.task == task], long_side)
         scores.append((accuracy, _score(task, accuracy, kept[task])))
     if len(tasks) > 1:
         pooled = _pooled([accuracy for accuracy, _ in scores])
@@ -134,12 +138,10 @@ def tau_interval(prompts: Sequence[Sequence[int]], *, seed: int = 0) -> tuple[fl
     return float(low), float(high)
 
 
-def _accuracy(head: BlockHead, target: Target, rows: Sequence[Trace], long_side: int | None) -> Accuracy:
-    samples = (
-        run_target(target, row.encode(target, long_side=long_side), row.answer_ids, head.config.target_layer_ids)
-        for row in rows
-    )
-    return heldout_accuracy(head, target, samples)
+def _accuracy(learner: PackedHead, target: Target, rows: Sequence[Trace], long_side: int | None) -> Accuracy:
+    layers = learner.head.config.target_layer_ids
+    samples = (run_target(target, row.encode(target, long_side=long_side), row.answer_ids, layers) for row in rows)
+    return heldout_accuracy(learner, target, samples)
 
 
 def _score(task: str, accuracy: Accuracy, prompts: Sequence[Sequence[int]]) -> TaskScore:

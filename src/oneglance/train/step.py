@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from oneglance.drafters.head import BlockHead
+from oneglance.drafters.rescorer import PreviousTokenBias
 from oneglance.targets.base import Target
 from oneglance.targets.state import Inputs
 from oneglance.train.blocks import Blocks
@@ -54,7 +55,13 @@ class StepResult:
 
 
 def block_loss(
-    head: nn.Module, target: Target, samples: Sequence[Sample], blocks: Blocks, objective: Objective
+    head: nn.Module,
+    target: Target,
+    samples: Sequence[Sample],
+    blocks: Blocks,
+    objective: Objective,
+    *,
+    rescorer: PreviousTokenBias | None = None,
 ) -> StepResult:
     """Run packed blocks through the head, by the same forward as decoding, and weigh the slot losses.
 
@@ -64,6 +71,7 @@ def block_loss(
         samples: b samples.
         blocks: their blocks, (b, A, B).
         objective: weighs the slots.
+        rescorer: conditions each slot on the target's own token before it.
     """
     parameter = next(head.parameters())
     device = parameter.device
@@ -73,7 +81,8 @@ def block_loss(
     states = states.unflatten(1, blocks.token_ids.shape[1:])[:, :, 1:].flatten(0, 1)  # (b*A, L, H)
     labels = blocks.labels[:, :, 1:].flatten(0, 1).to(target.lm_head_device)  # (b*A, L)
     teacher = _teacher_states(samples, blocks, labels.device) if objective.soft else None
-    nll, predicted = slot_losses(states.to(labels.device), labels, target.lm_head, teacher)
+    bias = _bias_after(rescorer, blocks, target.embedding) if rescorer is not None else None
+    nll, predicted = slot_losses(states.to(labels.device), labels, target.lm_head, teacher, bias=bias)
     hidden = labels >= 0
     weights = objective.weigh(nll, hidden)
     return StepResult((nll * weights).sum(), weights.sum(), *_accuracy(predicted, labels, hidden))
@@ -85,9 +94,10 @@ class PackedHead(nn.Module):
     A module, so that distributed wrappers see one forward.
     """
 
-    def __init__(self, head: BlockHead) -> None:
+    def __init__(self, head: BlockHead, rescorer: PreviousTokenBias | None = None) -> None:
         super().__init__()
         self.head = head
+        self.rescorer = rescorer
 
     def forward(self, embedded: Tensor, context: Tensor, blocks: Blocks) -> Tensor:
         """(b, A*B, H) states of all slots."""
@@ -104,8 +114,12 @@ class PackedHead(nn.Module):
         return states
 
 
+Bias = Callable[[Tensor, slice], Tensor]
+"""(M', L, H) states of these rows → what is added to their logits, (M', L, V)."""
+
+
 def slot_losses(
-    states: Tensor, labels: Tensor, lm_head: nn.Module, teacher: Tensor | None = None
+    states: Tensor, labels: Tensor, lm_head: nn.Module, teacher: Tensor | None = None, *, bias: Bias | None = None
 ) -> tuple[Tensor, Tensor]:
     """Loss and top-1 prediction of each slot, in chunks so that logits of large vocabularies fit.
 
@@ -114,13 +128,16 @@ def slot_losses(
         labels: (M, L), -100 where there is none.
         lm_head: the target's, frozen.
         teacher: (M, L, H) the target's own states at the labelled positions: soft labels instead of hard ones.
+        bias: added to the logits.
 
     Returns:
         (M, L) losses, 0 where unlabelled, and (M, L) predicted ids.
     """
 
-    def chunk(states: Tensor, labels: Tensor, teacher: Tensor | None) -> tuple[Tensor, Tensor]:
+    def chunk(states: Tensor, labels: Tensor, teacher: Tensor | None, rows: slice) -> tuple[Tensor, Tensor]:
         logits = lm_head(states.to(next(lm_head.parameters()).dtype)).float()
+        if bias is not None:
+            logits = logits + bias(states, rows)
         if teacher is None:
             nll = F.cross_entropy(logits.transpose(1, 2), labels, ignore_index=-100, reduction="none")
         else:
@@ -131,10 +148,23 @@ def slot_losses(
     parts = []
     for start in range(0, len(states), CHUNK):
         piece = slice(start, start + CHUNK)
-        arguments = (states[piece], labels[piece], None if teacher is None else teacher[piece])
+        arguments = (states[piece], labels[piece], None if teacher is None else teacher[piece], piece)
         single = len(states) <= CHUNK
         parts.append(chunk(*arguments) if single else checkpoint(chunk, *arguments, use_reentrant=False))
     return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+
+
+def _bias_after(rescorer: PreviousTokenBias, blocks: Blocks, embedding: nn.Embedding) -> Bias:
+    """The rescorer's biases given the target's own tokens; offset 1 has none, its parent is the root."""
+    own = torch.where(blocks.labels >= 0, blocks.labels, blocks.token_ids)
+    before = own[:, :, :-1].flatten(0, 1)  # (b*A, L)
+
+    def bias(states: Tensor, rows: slice) -> Tensor:
+        ids = before[rows, :, None].to(states.device)
+        later = rescorer.bias(states[:, 1:], ids[:, 1:], None, embedding)[:, :, 0].float()
+        return F.pad(later, (0, 0, 1, 0))
+
+    return bias
 
 
 def pad_rows(rows: Sequence[Tensor], multiple: int = 32) -> Tensor:
