@@ -197,7 +197,6 @@ def load(
     tree: str = "best_first",
     budget: int = DEFAULT_BUDGET,
     branch_k: int | None = None,
-    rescorer: str = "auto",
     dtype: str = "auto",
     device: str | None = None,
     device_map: str | None = None,
@@ -212,8 +211,6 @@ def load(
         tree: ``best_first``, ``chain`` or ``fixed``.
         budget: nodes of the candidate tree, root excluded.
         branch_k: ranks looked at per offset; default as many as the budget (exact).
-        rescorer: conditions candidates on the token before them: ``auto`` (the one beside the head, where there is
-            one), ``none``, or a folder.
         dtype: ``auto``, ``float32``, ``bfloat16``, ``float16``, ``float64``.
         device: ``cpu``, ``cuda``, ``mps``.
         device_map: for accelerate, e.g. ``auto``.
@@ -227,4 +224,4 @@ def load(
     chosen = policy(tree)
     bind = prepare(drafter, head or target)
     opened = open_target(target, dtype=dtype, device=device, device_map=device_map, attention=attention)
-    return Decoder(opened, bind(opened, policy=chosen, budget=budget, branch_k=branch_k, rescorer=rescorer))
+    return Decoder(opened, bind(opened, policy=chosen, budget=budget, branch_k=branch_k))
