@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from oneglance.core import InputError
-from oneglance.decoder import load
 from oneglance.drafters.checkpoint import load_checkpoint
 from oneglance.drafters.rescorer import find_rescorer
 from oneglance.targets.base import Target
@@ -133,7 +132,3 @@ def test_a_frozen_head_must_be_there_and_fit(target: Target, traces: Path, head:
     wider = HeadShape(target_layer_ids=(1, 2), head_dim=8, intermediate_size=24)
     with pytest.raises(InputError, match="must fit the recipe whole"):
         HeadTrainer(frozen(traces, head, head=wider), target, tmp_path / "run")
-
-
-def test_load_takes_a_rescorer_or_none(target: Target) -> None:
-    assert getattr(load(rescorer="none", budget=3).drafter, "rescorer", "missing") is None

@@ -13,7 +13,7 @@ from torch import Tensor
 from oneglance.core import DEFAULT_BUDGET, EMPTY_TREE, BlockMarginals, Drafter, DraftError, InputError, TokenTree
 from oneglance.drafters.checkpoint import HeadCheckpoint, check_fit, load_checkpoint
 from oneglance.drafters.head import BlockHead, KeysValues
-from oneglance.drafters.rescorer import Rescorer, find_rescorer
+from oneglance.drafters.rescorer import Rescorer, RescorerCheckpoint, find_rescorer
 from oneglance.targets.base import Target
 from oneglance.targets.state import TargetState
 from oneglance.tree import best_first, truncate
@@ -99,24 +99,28 @@ class BlockDrafter:
 
     @classmethod
     def bind(
-        cls, checkpoint: HeadCheckpoint, target: Target, *, rescorer: str = "auto", **options: object
+        cls,
+        checkpoint: HeadCheckpoint,
+        target: Target,
+        *,
+        rescorer: RescorerCheckpoint | None = None,
+        **options: object,
     ) -> BlockDrafter:
         """Check that a checkpoint fits the target and put it beside the last kept layer.
 
         Args:
             checkpoint: the head.
             target: what it drafts for.
-            rescorer: ``auto`` (the one beside the head, where there is one), ``none``, or a folder.
+            rescorer: made for this head, or None.
             options: of the drafter.
 
         Raises:
             HeadError: it does not fit, or the rescorer does not.
         """
-        found = find_rescorer(rescorer, checkpoint.folder)
         check_fit(checkpoint, target)
         last = next(target.layers[max(checkpoint.config.target_layer_ids)].parameters())
         head = checkpoint.build(dtype=target.dtype, device=last.device)
-        conditioned = found.build(head, target) if found else None
+        conditioned = rescorer.build(head, target) if rescorer else None
         return cls(head, target, name=checkpoint.name, rescorer=conditioned, **options)  # type: ignore[arg-type]
 
     @property
@@ -205,7 +209,12 @@ class BlockDrafter:
         return (columns <= positions[:, None]) & (columns > positions[:, None] - window)
 
 
-def prepare(head: str | None) -> Callable[..., Drafter]:
-    """Registry entry: loads the checkpoint now, binds it to a target later."""
+def prepare(head: str | None, *, rescorer: str = "auto") -> Callable[..., Drafter]:
+    """Registry entry: loads the checkpoint now, binds it to a target later.
+
+    Args:
+        head: its checkpoint.
+        rescorer: ``auto`` (the one beside the head, where there is one), ``none``, or a folder.
+    """
     checkpoint = load_checkpoint(head or "builtin:reader")
-    return partial(BlockDrafter.bind, checkpoint)
+    return partial(BlockDrafter.bind, checkpoint, rescorer=find_rescorer(rescorer, checkpoint.folder))

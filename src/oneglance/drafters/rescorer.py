@@ -188,11 +188,11 @@ class RescorerCheckpoint:
         ):
             if own != other:
                 raise HeadError(
-                    f"{what}: the rescorer in {self.folder} has {own}, the target {other}; use --rescorer none"
+                    f"{what}: the rescorer in {self.folder} has {own}, the target {other}; use --drafter block:rescorer=none"
                 )
         if config.head_sha256 is not None and config.head_sha256 != fingerprint(head):
             raise HeadError(
-                f"the rescorer in {self.folder} was trained for another head; use --rescorer none, or retrain it"
+                f"the rescorer in {self.folder} was trained for another head; use --drafter block:rescorer=none, or retrain it"
             )
         return self.build_module().to(target.lm_head_device)
 
@@ -204,7 +204,7 @@ class RescorerCheckpoint:
 
 
 def find_rescorer(choice: str, head_folder: Path) -> RescorerCheckpoint | None:
-    """The rescorer that ``--rescorer`` asks for.
+    """The rescorer that a head is to be used with.
 
     Args:
         choice: ``auto`` (the one beside the head, where there is one), ``none``, or a folder.
@@ -225,7 +225,9 @@ def find_rescorer(choice: str, head_folder: Path) -> RescorerCheckpoint | None:
         first = error.errors()[0]
         raise HeadError(f"{folder / CONFIG}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
     except (SafetensorError, ValueError, OSError) as error:
-        raise HeadError(f"{folder / WEIGHTS} is missing or damaged ({error}); use --rescorer none") from error
+        raise HeadError(
+            f"{folder / WEIGHTS} is missing or damaged ({error}); use --drafter block:rescorer=none"
+        ) from error
     _check_tensors(folder, config, tensors)
     return RescorerCheckpoint(folder, config, tensors)
 
@@ -236,7 +238,11 @@ def _check_tensors(folder: Path, config: RescorerConfig, tensors: dict[str, Tens
     given = {key: value.shape for key, value in tensors.items()}
     if given != expected:
         differing = sorted(key for key in given.keys() | expected.keys() if given.get(key) != expected.get(key))
-        raise HeadError(f"{folder / WEIGHTS} does not fit its config ({differing[0]}); use --rescorer none")
+        raise HeadError(
+            f"{folder / WEIGHTS} does not fit its config ({differing[0]}); use --drafter block:rescorer=none"
+        )
     for key, value in tensors.items():
         if not value.is_floating_point() or not bool(torch.isfinite(value).all()):
-            raise HeadError(f"{folder / WEIGHTS}: {key} holds NaN, infinite values or integers; use --rescorer none")
+            raise HeadError(
+                f"{folder / WEIGHTS}: {key} holds NaN, infinite values or integers; use --drafter block:rescorer=none"
+            )
