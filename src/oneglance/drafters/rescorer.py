@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from oneglance.targets.base import Target
 
 SCHEMA_VERSION = 1
+WITHOUT = "use --drafter block:rescorer=none"
 WEIGHTS, CONFIG = "rescorer.safetensors", "rescorer.json"
 
 
@@ -187,12 +188,10 @@ class RescorerCheckpoint:
             ("vocabulary rows", config.vocab_size, target.vocab_size),
         ):
             if own != other:
-                raise HeadError(
-                    f"{what}: the rescorer in {self.folder} has {own}, the target {other}; use --drafter block:rescorer=none"
-                )
+                raise HeadError(f"{what}: the rescorer in {self.folder} has {own}, the target {other}; {WITHOUT}")
         if config.head_sha256 is not None and config.head_sha256 != fingerprint(head):
             raise HeadError(
-                f"the rescorer in {self.folder} was trained for another head; use --drafter block:rescorer=none, or retrain it"
+                f"the rescorer in {self.folder} was trained for another head; train one for this head, or {WITHOUT}"
             )
         return self.build_module().to(target.lm_head_device)
 
@@ -225,9 +224,7 @@ def find_rescorer(choice: str, head_folder: Path) -> RescorerCheckpoint | None:
         first = error.errors()[0]
         raise HeadError(f"{folder / CONFIG}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
     except (SafetensorError, ValueError, OSError) as error:
-        raise HeadError(
-            f"{folder / WEIGHTS} is missing or damaged ({error}); use --drafter block:rescorer=none"
-        ) from error
+        raise HeadError(f"{folder / WEIGHTS} is missing or damaged ({error}); {WITHOUT}") from error
     _check_tensors(folder, config, tensors)
     return RescorerCheckpoint(folder, config, tensors)
 
@@ -238,11 +235,7 @@ def _check_tensors(folder: Path, config: RescorerConfig, tensors: dict[str, Tens
     given = {key: value.shape for key, value in tensors.items()}
     if given != expected:
         differing = sorted(key for key in given.keys() | expected.keys() if given.get(key) != expected.get(key))
-        raise HeadError(
-            f"{folder / WEIGHTS} does not fit its config ({differing[0]}); use --drafter block:rescorer=none"
-        )
+        raise HeadError(f"{folder / WEIGHTS} does not fit its config ({differing[0]}); {WITHOUT}")
     for key, value in tensors.items():
         if not value.is_floating_point() or not bool(torch.isfinite(value).all()):
-            raise HeadError(
-                f"{folder / WEIGHTS}: {key} holds NaN, infinite values or integers; use --drafter block:rescorer=none"
-            )
+            raise HeadError(f"{folder / WEIGHTS}: {key} holds NaN, infinite values or integers; {WITHOUT}")
