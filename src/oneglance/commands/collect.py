@@ -30,6 +30,9 @@ Limit = Annotated[
     int | None,
     typer.Option(metavar="N", min=1, rich_help_panel=options.DATA, help="Pages a task, or prompts of the file."),
 ]
+Start = Annotated[
+    int, typer.Option(metavar="N", min=0, rich_help_panel=options.DATA, help="Leave out the first N of them.")
+]
 DisjointFrom = Annotated[
     list[Path] | None,
     typer.Option(
@@ -70,6 +73,7 @@ def collect(
     tasks: options.Tasks = None,
     split: SplitName = "train",
     limit: Limit = None,
+    start: Start = 0,
     long_side: options.LongSide = options.LONG_SIDE,
     max_new_tokens: options.MaxNewTokens = options.MAX_NEW_TOKENS,
     disjoint_from: DisjointFrom = None,
@@ -94,7 +98,7 @@ def collect(
     """
     from oneglance.train.collect import Collection
 
-    asked, source = choose_prompts(prompts, tasks, split=split, limit=limit)
+    asked, source = choose_prompts(prompts, tasks, split=split, limit=limit, start=start)
     if max_new_tokens < 2:
         raise InputError(f"a trace needs at least two answer tokens, got --max-new-tokens {max_new_tokens}")
     if on_bad_sample not in ("skip", "error"):
@@ -127,7 +131,7 @@ def collect(
 
 
 def choose_prompts(
-    prompts: Path | None, tasks: str | None, *, split: str, limit: int | None
+    prompts: Path | None, tasks: str | None, *, split: str, limit: int | None, start: int = 0
 ) -> tuple[list[Prompt], dict[str, Any]]:
     """The prompts that were named, and what they are.
 
@@ -141,12 +145,16 @@ def choose_prompts(
     if split not in ("train", "eval"):
         raise InputError(f"--split takes train or eval, got {split!r}")
     if prompts is not None:
-        return read_prompts(prompts)[:limit], {"prompts": prompts.name}
+        chosen = read_prompts(prompts)[start:][:limit]
+        if not chosen:
+            raise InputError(f"{prompts} has no prompts after the first {start}; use a smaller --start")
+        return chosen, {"prompts": prompts.name}
     names = choose_tasks(tasks or "")
     if limit is None:
         raise InputError("the built-in tasks have no end; give --limit, pages a task")
     part: Literal["train", "eval"] = "train" if split == "train" else "eval"
-    return check_unique(task_prompts(names, split=part, limit=limit)), {"tasks": sorted(names), "split": split}
+    pages = task_prompts(names, split=part, limit=limit, start=start)
+    return check_unique(pages), {"tasks": sorted(names), "split": split}
 
 
 def follow(collection: Collection, answerer: Answerer, *, show: bool) -> Collected:

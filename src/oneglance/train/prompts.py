@@ -51,9 +51,10 @@ def read_prompts(path: Path) -> list[Prompt]:
     return check_unique(found)
 
 
-def task_prompts(tasks: Sequence[str], *, split: Split, limit: int) -> Iterator[Prompt]:
-    """``limit`` pages of each task, a task after the other in turn; they are drawn again where they are needed."""
-    for seed in range(limit):
+def task_prompts(tasks: Sequence[str], *, split: Split, limit: int, start: int = 0) -> Iterator[Prompt]:
+    """``limit`` pages of each task from the ``start``-th on, a task after the other in turn; they are drawn again where
+    they are needed."""
+    for seed in range(start, start + limit):
         for task in tasks:
             page = draw(task, seed, split=split)
             yield Prompt(page.id, task, page.prompt, (f"synthetic:{task}:{split}:{seed}",))
