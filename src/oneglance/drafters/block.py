@@ -13,6 +13,7 @@ from torch import Tensor
 from oneglance.core import DEFAULT_BUDGET, EMPTY_TREE, BlockMarginals, Drafter, DraftError, InputError, TokenTree
 from oneglance.drafters.checkpoint import HeadCheckpoint, check_fit, load_checkpoint
 from oneglance.drafters.head import BlockHead, KeysValues
+from oneglance.drafters.settings import NoSettings, read_settings
 from oneglance.targets.base import Target
 from oneglance.targets.state import TargetState
 from oneglance.tree import best_first, truncate
@@ -111,6 +112,11 @@ class BlockDrafter:
     def target_layer_ids(self) -> tuple[int, ...]:
         return self.head.config.target_layer_ids
 
+    @property
+    def num_parameters(self) -> int:
+        """Of the head; embedding and lm_head are the target's (Table 2)."""
+        return sum(parameter.numel() for parameter in self.head.parameters())
+
     def start(self, state: TargetState) -> DraftState:
         """An empty draft cache; the prompt's features are ingested by the first ``draft``."""
         return DraftState(0, [])
@@ -179,7 +185,8 @@ class BlockDrafter:
         return (columns <= positions[:, None]) & (columns > positions[:, None] - window)
 
 
-def prepare(head: str | None) -> Callable[..., Drafter]:
+def prepare(head: str | None, **settings: object) -> Callable[..., Drafter]:
     """Registry entry: loads the checkpoint now, binds it to a target later."""
+    read_settings(NoSettings, "block", settings)
     checkpoint = load_checkpoint(head or "builtin:reader")
     return partial(BlockDrafter.bind, checkpoint)
