@@ -150,16 +150,7 @@ class BlockDrafter:
             self._ingest(state, draft_state)
         hidden = self._pass(root, draft_state, size)
         logits = self.target.lm_head(hidden.to(self.target.lm_head_device)).float()
-        if len(self._banned):
-            logits[:, self._banned] = -torch.inf
-        top = torch.topk(logits, min(self.num_ranks, logits.shape[-1]), dim=-1)
-        log_q = top.values - logits.logsumexp(dim=-1, keepdim=True)
-        values, ids = log_q.cpu().double().numpy(), top.indices.cpu().numpy()
-        if not np.isfinite(values[:, 0]).all():
-            raise DraftError("the head returned NaN or infinite values")
-        order = np.lexsort((ids, -values))  # equal scores by id, so that a tree does not depend on topk's tie order
-        marginals = BlockMarginals(np.take_along_axis(ids, order, 1), np.take_along_axis(values, order, 1))
-        return truncate(marginals, num_offsets)
+        return truncate(best_ranks(logits, self._banned, self.num_ranks), num_offsets)
 
     def _ingest(self, state: TargetState, draft_state: DraftState) -> None:
         features = state.take_features().to(self.head.fc.weight.device)
@@ -183,6 +174,28 @@ class BlockDrafter:
             return None
         columns = torch.arange(int(positions[-1]) + 1, device=positions.device)
         return (columns <= positions[:, None]) & (columns > positions[:, None] - window)
+
+
+def best_ranks(logits: Tensor, banned: Tensor, num_ranks: int) -> BlockMarginals:
+    """The best ranks of each row's distribution.
+
+    Args:
+        logits: (L, V) float32; changed in place.
+        banned: ids that are never proposed.
+        num_ranks: K.
+
+    Raises:
+        DraftError: a row is no distribution.
+    """
+    if len(banned):
+        logits[:, banned] = -torch.inf
+    top = torch.topk(logits, min(num_ranks, logits.shape[-1]), dim=-1)
+    log_q = top.values - logits.logsumexp(dim=-1, keepdim=True)
+    values, ids = log_q.cpu().double().numpy(), top.indices.cpu().numpy()
+    if not np.isfinite(values[:, 0]).all():
+        raise DraftError("the head returned NaN or infinite values")
+    order = np.lexsort((ids, -values))  # equal scores by id, so that a tree does not depend on topk's tie order
+    return BlockMarginals(np.take_along_axis(ids, order, 1), np.take_along_axis(values, order, 1))
 
 
 def prepare(head: str | None, **settings: object) -> Callable[..., Drafter]:
