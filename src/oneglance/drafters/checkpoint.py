@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -108,6 +108,11 @@ def save_checkpoint(head: nn.Module, folder: Path, raw: dict[str, Any]) -> None:
     scratch = folder / "config.json.partial"
     scratch.write_text(json.dumps(raw, indent=2) + "\n")
     scratch.replace(folder / "config.json")
+
+
+def fitted(checkpoint: Checkpoint[C, H], target: Target) -> Checkpoint[C, H]:
+    """The checkpoint with whatever it leaves to its target filled in."""
+    return replace(checkpoint, config=checkpoint.config.for_target(target.num_layers))
 
 
 def check_fit(checkpoint: Checkpoint[Any, Any], target: Target) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from oneglance.core import DEFAULT_BUDGET, EMPTY_TREE, Drafter, DraftError, InputError, OneglanceWarning, TokenTree
 from oneglance.drafters.block import DraftState
-from oneglance.drafters.checkpoint import Checkpoint, check_fit
+from oneglance.drafters.checkpoint import Checkpoint, check_fit, fitted
 from oneglance.drafters.eagle3_head import Eagle3Config, Eagle3Head, load_eagle3
 from oneglance.drafters.head import KeysValues
 from oneglance.drafters.settings import Settings, check_tree_options, read_settings
@@ -151,9 +151,9 @@ class Eagle3Drafter:
         check_tree_options("eagle3", budget, branch_k)
         if policy not in (best_first, chain):
             raise InputError("drafter 'eagle3' makes best_first trees and chains; choose one of them with --tree")
-        config = checkpoint.config.for_target(target.num_layers)
-        fitted = Checkpoint(checkpoint.name, config, checkpoint.raw, checkpoint.tensors, Eagle3Head)
-        check_fit(fitted, target)
+        checkpoint = fitted(checkpoint, target)
+        config = checkpoint.config
+        check_fit(checkpoint, target)
         if config.wants_mrope:
             warnings.warn(
                 f"{checkpoint.name} asks for M-RoPE and is given token indices: same output, acceptance may drop",
@@ -161,7 +161,7 @@ class Eagle3Drafter:
                 stacklevel=2,
             )
         last = next(target.layers[max(config.target_layer_ids)].parameters())
-        head = fitted.build(dtype=target.dtype, device=last.device)
+        head = checkpoint.build(dtype=target.dtype, device=last.device)
         is_chain = policy is chain
         return cls(
             head,

@@ -7,7 +7,7 @@ Checkpoints are laid out as by SpecForge and AQ-MedAI (``midlayer.…``, ``fc``,
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -79,7 +79,7 @@ class Eagle3Config(LayerConfig):
         flat |= {"target_layer_ids": tuple(ids), "has_embedding": has_embedding, "wants_mrope": wants_mrope}
         return checked(cls, flat)
 
-    def for_target(self, num_layers: int) -> Eagle3Config:
+    def for_target(self, num_layers: int) -> Self:
         """With the target's layers where the checkpoint does not name them.
 
         Raises:

@@ -54,6 +54,10 @@ class DraftConfig(BaseModel):
         """Width of the concatenated kept-layer features."""
         return len(self.target_layer_ids) * self.hidden_size
 
+    def for_target(self, num_layers: int) -> Self:
+        """With whatever the checkpoint leaves to the target, of ``num_layers`` layers."""
+        return self
+
 
 class LayerConfig(DraftConfig):
     """Geometry of a head made of decoder layers."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from oneglance.core import DEFAULT_BUDGET, EMPTY_TREE, BlockMarginals, Drafter, HeadError, InputError, TokenTree
 from oneglance.drafters.block import best_ranks
-from oneglance.drafters.checkpoint import Checkpoint, check_fit, check_tensors, read_config, read_tensors
+from oneglance.drafters.checkpoint import Checkpoint, check_fit, check_tensors, fitted, read_config, read_tensors
 from oneglance.drafters.head import DraftConfig, checked
 from oneglance.drafters.settings import NoSettings, read_settings
 from oneglance.targets.base import Target
@@ -63,7 +63,7 @@ class MedusaConfig(DraftConfig):
         flat.setdefault("max_position_embeddings", 1 << 31)  # no positions: no limit
         return checked(cls, flat)
 
-    def for_target(self, num_layers: int) -> MedusaConfig:
+    def for_target(self, num_layers: int) -> Self:
         """With the target's layers where the checkpoint does not name them."""
         ids = self.target_layer_ids or (num_layers - 1,)
         return self.model_copy(
@@ -148,13 +148,13 @@ class MedusaDrafter:
         Raises:
             HeadError: it does not fit.
         """
-        config = checkpoint.config.for_target(target.num_layers)
-        fitted = Checkpoint(checkpoint.name, config, checkpoint.raw, checkpoint.tensors, MedusaHead)
-        check_fit(fitted, target)
+        checkpoint = fitted(checkpoint, target)
+        config = checkpoint.config
+        check_fit(checkpoint, target)
         if len(config.target_layer_ids) != 1:
             raise HeadError(f"Medusa heads read one layer, their config names {len(config.target_layer_ids)}")
         device = target.lm_head_device
-        return cls(fitted.build(dtype=target.dtype, device=device), target, name=checkpoint.name, **options)
+        return cls(checkpoint.build(dtype=target.dtype, device=device), target, name=checkpoint.name, **options)
 
     @property
     def target_layer_ids(self) -> tuple[int, ...]:

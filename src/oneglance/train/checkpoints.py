@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from oneglance.core import InputError
-from oneglance.drafters.checkpoint import SCHEMA_VERSION, load_checkpoint, save_checkpoint
-from oneglance.drafters.head import BlockHead, HeadConfig
+from oneglance.drafters.checkpoint import SCHEMA_VERSION, save_checkpoint
+from oneglance.drafters.head import DraftConfig
 from oneglance.targets.base import FEATURE_POINT, Target
 from oneglance.train.evaluate import expected_accepted
+from oneglance.train.kinds import Kind, kind_of
 from oneglance.train.recipe import HeadRecipe
 
 
@@ -32,7 +34,7 @@ class Checkpoints:
         return self.folder / f"step-{step:07d}"
 
     def save(
-        self, step: int, head: BlockHead, optimiser: Any, card: dict[str, Any], *, top1: list[float] | None = None
+        self, step: int, head: nn.Module, optimiser: Any, card: dict[str, Any], *, top1: list[float] | None = None
     ) -> None:
         """Write to a scratch folder, then rename.
 
@@ -73,13 +75,13 @@ class Checkpoints:
         self.path(step).rename(doomed)
         shutil.rmtree(doomed)
 
-    def restore(self, head: BlockHead, optimiser: Any) -> int:
+    def restore(self, kind: Kind, head: Any, optimiser: Any) -> int:
         """Load the newest checkpoint into head and optimiser; its step, or 0 where there is none."""
         steps = self.steps()
         if not steps:
             return 0
         path = self.path(steps[-1])
-        stored = load_checkpoint(str(path))
+        stored = kind.load(str(path))
         if stored.config != head.config:
             raise InputError(f"{path} holds a head of another geometry than the recipe's; use another output folder")
         head.load_state_dict(stored.tensors)
@@ -88,13 +90,11 @@ class Checkpoints:
 
 
 def head_card(
-    recipe: HeadRecipe, config: HeadConfig, target: Target, *, step: int, dtype: str = "float32"
+    recipe: HeadRecipe, config: DraftConfig, target: Target, *, step: int, dtype: str = "float32"
 ) -> dict[str, Any]:
-    """``config.json`` of a trained head: z-lab's keys, and our own under ``oneglance``."""
-    from oneglance.train.initial import head_layout
-
+    """``config.json`` of a trained head: its layout's keys, and our own under ``oneglance``."""
     return {
-        **head_layout(recipe, target),
+        **kind_of(recipe.kind).layout(recipe, target, config),
         "dtype": dtype,
         "oneglance": {
             "schema_version": SCHEMA_VERSION,

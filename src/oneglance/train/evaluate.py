@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from oneglance.core import SamplingParams
 from oneglance.decoder import Decoder
-from oneglance.drafters.block import BlockDrafter
-from oneglance.drafters.head import BlockHead
 from oneglance.targets.base import Target
 from oneglance.train.blocks import Reveal, build_blocks, generator
+from oneglance.train.kinds import Kind
 from oneglance.train.objectives import OBJECTIVES
 from oneglance.train.recipe import HeadRecipe
-from oneglance.train.step import PackedHead, Sample, block_loss
+from oneglance.train.step import Sample
 from oneglance.train.traces import Trace
 
 NUM_ANCHORS = 16
@@ -35,11 +36,11 @@ class Accuracy:
 
 
 @torch.no_grad()
-def heldout_accuracy(head: BlockHead, target: Target, samples: Iterable[Sample], *, seed: int = 0) -> Accuracy:
+def heldout_accuracy(kind: Kind, head: Any, target: Target, samples: Iterable[Sample], *, seed: int = 0) -> Accuracy:
     """Top-1 at each offset over up to ``NUM_ANCHORS`` anchors a sample (appendix D); one sample is held at a time."""
     hits = torch.zeros(head.config.num_offsets)
     labelled = torch.zeros(head.config.num_offsets)
-    objective, packed = OBJECTIVES["ce"](), PackedHead(head)
+    objective, packed = OBJECTIVES["ce"](), kind.pack(head)
     for index, sample in enumerate(samples):
         blocks = build_blocks(
             [(sample.token_ids, sample.prompt_length)],
@@ -49,7 +50,7 @@ def heldout_accuracy(head: BlockHead, target: Target, samples: Iterable[Sample],
             reveal=Reveal(enabled=False),
             rngs=[generator("heldout", seed, index)],
         )
-        result = block_loss(packed, target, [sample], blocks, objective)
+        result = kind.loss(packed, target, [sample], blocks, objective)
         hits += result.hits.cpu()
         labelled += result.labelled.cpu()
     return Accuracy((hits / labelled.clamp(min=1)).tolist(), labelled.int().tolist())
@@ -67,7 +68,8 @@ def expected_accepted(top1: Sequence[float]) -> float:
 
 
 def rounds_per_prompt(
-    head: BlockHead,
+    kind: Kind,
+    head: Any,
     target: Target,
     rows: Sequence[Trace],
     *,
@@ -76,10 +78,7 @@ def rounds_per_prompt(
     prompts_per_task: int | None = None,
 ) -> dict[str, list[list[int]]]:
     """Per task and prompt the kept tokens of each round, decoding in the target's dtype as serving does."""
-    serving = BlockHead(head.config)
-    serving.load_state_dict(head.state_dict())
-    serving = serving.to(device=head.fc.weight.device, dtype=target.dtype).eval().requires_grad_(False)
-    decoder = Decoder(target, BlockDrafter(serving, target, budget=budget))
+    decoder = Decoder(target, kind.drafter(serving(head, target.dtype), target, budget=budget))
     kept: dict[str, list[list[int]]] = {}
     for row in rows:
         own = kept.setdefault(row.task, [])
@@ -91,9 +90,15 @@ def rounds_per_prompt(
     return kept
 
 
-def heldout_tau(head: BlockHead, target: Target, rows: Sequence[Trace], recipe: HeadRecipe) -> dict[str, float]:
+def serving(head: Any, dtype: torch.dtype) -> Any:
+    """A frozen copy of a head in training, in another precision."""
+    return copy.deepcopy(head).to(dtype).eval().requires_grad_(False)
+
+
+def heldout_tau(kind: Kind, head: Any, target: Target, rows: Sequence[Trace], recipe: HeadRecipe) -> dict[str, float]:
     """τ pooled over the rounds of each task, over the first prompts of each task."""
     kept = rounds_per_prompt(
+        kind,
         head,
         target,
         rows,

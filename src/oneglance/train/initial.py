@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from oneglance.core import InputError
 from oneglance.drafters.checkpoint import load_checkpoint
@@ -23,13 +24,16 @@ def initial_head(recipe: HeadRecipe, target: Target) -> tuple[HeadConfig, BlockH
     raw = head_layout(recipe, target)
     config = HeadConfig.from_checkpoint(raw)
     head = BlockHead(config)
-    anew: list[str] = []
-    if recipe.init is not None:
-        given, own = load_checkpoint(recipe.init).tensors, head.state_dict()
-        fitting = {k: v for k, v in given.items() if k in own and own[k].shape == v.shape}
-        anew = sorted(own.keys() - fitting.keys())
-        head.load_state_dict({**own, **{k: v.to(own[k].dtype) for k, v in fitting.items()}})
+    anew = warm_start(head, load_checkpoint(recipe.init).tensors) if recipe.init else []
     return config, head.to(target.device), anew
+
+
+def warm_start(head: nn.Module, given: dict[str, Tensor]) -> list[str]:
+    """Take over whatever tensors fit; the names of the head's tensors that none did."""
+    own = head.state_dict()
+    fitting = {k: v for k, v in given.items() if k in own and own[k].shape == v.shape}
+    head.load_state_dict({**own, **{k: v.to(own[k].dtype) for k, v in fitting.items()}})
+    return sorted(own.keys() - fitting.keys())
 
 
 def head_layout(recipe: HeadRecipe, target: Target) -> dict[str, Any]:

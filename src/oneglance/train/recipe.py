@@ -26,6 +26,9 @@ class HeadShape(Section):
         num_layers: draft layers (the paper has 5).
         target_layer_ids: kept layers; None applies DFlash's rule for ``num_kept``.
         num_kept: kept layers where ``target_layer_ids`` is None.
+        block_size: offsets that are predicted, and one: EAGLE-3's steps and Medusa's heads as well.
+        draft_vocab_size: EAGLE-3 only: the ids most often written in the training answers; None is all of them.
+        own_lm_head: Medusa only: each head has an lm_head of its own; else the target's serves.
     """
 
     num_layers: int = Field(default=5, gt=0)
@@ -38,6 +41,8 @@ class HeadShape(Section):
     rope_theta: float = 1e6
     block_size: int = Field(default=BLOCK_SIZE, ge=2)
     mask_token_id: int | None = None
+    draft_vocab_size: int | None = Field(default=None, gt=0)
+    own_lm_head: bool = False
 
 
 class Data(Section):
@@ -128,6 +133,7 @@ class HeadRecipe(Section):
     """A head training run.
 
     Attributes:
+        kind: what is trained: the block head, or a baseline (``kinds.KINDS``).
         ours: values that the paper does not give and that are our choice, by dotted name.
         init: a DFlash head to warm-start from; tensors that do not fit are initialised anew, and said.
         precision: of the head's forward and backward; master weights are fp32 always.
@@ -135,7 +141,7 @@ class HeadRecipe(Section):
     """
 
     schema_version: Literal[1] = 1
-    kind: Literal["head"] = "head"
+    kind: Literal["head", "eagle3", "medusa"] = "head"
     name: str
     target: str = "builtin:reader"
     target_dtype: str = "float32"
@@ -151,6 +157,16 @@ class HeadRecipe(Section):
     optimiser: Optimiser = Optimiser()
     schedule: Schedule = Schedule()
     ours: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _fits_its_kind(self) -> HeadRecipe:
+        if self.kind != "head" and self.reveal.enabled:
+            raise ValueError(f"kind {self.kind} sees no block to reveal; set reveal.enabled to false")
+        if self.kind != "eagle3" and self.head.draft_vocab_size is not None:
+            raise ValueError("head.draft_vocab_size is for kind eagle3")
+        if self.kind != "medusa" and self.head.own_lm_head:
+            raise ValueError("head.own_lm_head is for kind medusa")
+        return self
 
 
 def load_recipe(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> HeadRecipe:

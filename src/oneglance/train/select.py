@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from oneglance.core import InputError
-from oneglance.drafters.checkpoint import check_fit, load_checkpoint, save_checkpoint
-from oneglance.drafters.head import BlockHead
+from oneglance.drafters.checkpoint import check_fit, fitted, save_checkpoint
 from oneglance.targets.base import Target
 from oneglance.train.checkpoints import Checkpoints
 from oneglance.train.evaluate import Accuracy, expected_accepted, heldout_accuracy, rounds_per_prompt
+from oneglance.train.kinds import Kind, kind_of, load_any
 from oneglance.train.recipe import HeadRecipe
 from oneglance.train.runlog import RECIPE
 from oneglance.train.step import run_target
@@ -66,7 +66,7 @@ def select(run: Path, *, step: int | None = None) -> Candidate:
         )
     best = max(wanted, key=lambda c: (c.score, -c.step))
     recipe = HeadRecipe.model_validate_json((run / RECIPE).read_text(encoding="utf-8"))
-    stored = load_checkpoint(str(Checkpoints(run / "checkpoints").path(best.step)))
+    stored = kind_of(recipe.kind).load(str(Checkpoints(run / "checkpoints").path(best.step)))
     head = stored.build(dtype=getattr(torch, recipe.save_dtype), device=torch.device("cpu"))
     card = {**stored.card, "training": {**stored.card["training"], "heldout_top1": best.top1}}
     scratch = run / "head.partial"
@@ -108,14 +108,15 @@ def evaluate_head(
     Raises:
         HeadError: it does not fit the target.
     """
-    stored = load_checkpoint(name)
+    kind, stored = load_any(name)
+    stored = fitted(stored, target)
     check_fit(stored, target)
     head = stored.build(dtype=torch.float32, device=target.device)
-    kept = rounds_per_prompt(head, target, rows, long_side=long_side, budget=budget)
+    kept = rounds_per_prompt(kind, head, target, rows, long_side=long_side, budget=budget)
     tasks = list(dict.fromkeys(row.task for row in rows))
     scores = []
     for task in tasks:
-        accuracy = _accuracy(head, target, [row for row in rows if row.task == task], long_side)
+        accuracy = _accuracy(kind, head, target, [row for row in rows if row.task == task], long_side)
         scores.append((accuracy, _score(task, accuracy, kept[task])))
     if len(tasks) > 1:
         pooled = _pooled([accuracy for accuracy, _ in scores])
@@ -134,12 +135,12 @@ def tau_interval(prompts: Sequence[Sequence[int]], *, seed: int = 0) -> tuple[fl
     return float(low), float(high)
 
 
-def _accuracy(head: BlockHead, target: Target, rows: Sequence[Trace], long_side: int | None) -> Accuracy:
+def _accuracy(kind: Kind, head: Any, target: Target, rows: Sequence[Trace], long_side: int | None) -> Accuracy:
     samples = (
         run_target(target, row.encode(target, long_side=long_side), row.answer_ids, head.config.target_layer_ids)
         for row in rows
     )
-    return heldout_accuracy(head, target, samples)
+    return heldout_accuracy(kind, head, target, samples)
 
 
 def _score(task: str, accuracy: Accuracy, prompts: Sequence[Sequence[int]]) -> TaskScore:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -72,11 +72,11 @@ def block_loss(
     states = head(embedded, context, blocks)
     states = states.unflatten(1, blocks.token_ids.shape[1:])[:, :, 1:].flatten(0, 1)  # (b*A, L, H)
     labels = blocks.labels[:, :, 1:].flatten(0, 1).to(target.lm_head_device)  # (b*A, L)
-    teacher = _teacher_states(samples, blocks, labels.device) if objective.soft else None
+    teacher = teacher_states(samples, blocks, labels.device) if objective.soft else None
     nll, predicted = slot_losses(states.to(labels.device), labels, target.lm_head, teacher)
     hidden = labels >= 0
     weights = objective.weigh(nll, hidden)
-    return StepResult((nll * weights).sum(), weights.sum(), *_accuracy(predicted, labels, hidden))
+    return StepResult((nll * weights).sum(), weights.sum(), *accuracy(predicted, labels, hidden))
 
 
 class PackedHead(nn.Module):
@@ -128,6 +128,16 @@ def slot_losses(
             nll = -(soft * logits.log_softmax(-1)).sum(-1) * (labels >= 0)
         return nll, logits.argmax(-1)
 
+    return in_chunks(chunk, states, labels, teacher)
+
+
+def in_chunks(
+    chunk: Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]],
+    states: Tensor,
+    labels: Tensor,
+    teacher: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """A function of M rows, ``CHUNK`` rows at a time; with several chunks its inner tensors are recomputed."""
     parts = []
     for start in range(0, len(states), CHUNK):
         piece = slice(start, start + CHUNK)
@@ -143,7 +153,7 @@ def pad_rows(rows: Sequence[Tensor], multiple: int = 32) -> Tensor:
     return torch.stack([F.pad(r, (0, 0, 0, longest - len(r))) for r in rows])
 
 
-def _teacher_states(samples: Sequence[Sample], blocks: Blocks, device: torch.device) -> Tensor:
+def teacher_states(samples: Sequence[Sample], blocks: Blocks, device: torch.device) -> Tensor:
     """(b*A, L, H): the target's state one row before each labelled position, which is what predicts it."""
     assert all(s.last_hidden is not None for s in samples)
     states = pad_rows([s.last_hidden for s in samples if s.last_hidden is not None]).to(device)
@@ -153,7 +163,8 @@ def _teacher_states(samples: Sequence[Sample], blocks: Blocks, device: torch.dev
     return gathered.reshape(-1, size - 1, states.shape[-1])
 
 
-def _accuracy(predicted: Tensor, labels: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+def accuracy(predicted: Tensor, labels: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """(L,) hits and labelled slots at each offset from the first hidden one."""
     offset = (hidden.cumsum(-1) - 1).clamp(min=0)
     counts = torch.zeros(2, labels.shape[-1], device=labels.device)
     counts[0].index_add_(0, offset.flatten(), ((predicted == labels) & hidden).float().flatten())

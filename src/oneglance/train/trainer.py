@@ -20,17 +20,17 @@ from accelerate import Accelerator
 
 from oneglance.core import InputError
 from oneglance.drafters.checkpoint import save_checkpoint
-from oneglance.drafters.head import BlockHead, HeadConfig
+from oneglance.drafters.head import DraftConfig
 from oneglance.targets.base import Target
 from oneglance.train.blocks import build_blocks, generator
 from oneglance.train.checkpoints import Checkpoints, head_card
 from oneglance.train.collect import encoding
-from oneglance.train.evaluate import Accuracy, heldout_accuracy, heldout_tau
+from oneglance.train.evaluate import Accuracy, heldout_accuracy, heldout_tau, serving
 from oneglance.train.features import DiskStore, MemoryStore, NoStore, Store, key_of
-from oneglance.train.initial import initial_head
+from oneglance.train.kinds import kind_of
 from oneglance.train.recipe import HeadRecipe
 from oneglance.train.runlog import log, open_run
-from oneglance.train.step import PackedHead, Sample, StepResult, block_loss, run_target
+from oneglance.train.step import Sample, StepResult, run_target
 from oneglance.train.traces import Trace, check_disjoint, read_mixed, read_traces
 
 
@@ -72,10 +72,12 @@ class HeadTrainer:
         self.train_rows = _usable(read_mixed(recipe.data.train_folders))
         self.heldout_rows = _usable(read_traces(recipe.data.heldout).rows) if recipe.data.heldout else []
         check_disjoint(self.train_rows, self.heldout_rows)
-        self.config, head, self.reinitialised = initial_head(recipe, target)
+        self.kind = kind_of(recipe.kind)
+        head, self.reinitialised = self.kind.initial(recipe, target, self.train_rows)
+        self.config: DraftConfig = head.config
         self.objective = recipe.objective.build()
         optimiser = recipe.optimiser
-        packed = PackedHead(head.float())
+        packed = self.kind.pack(head.float())
         adam = torch.optim.AdamW(
             packed.parameters(), lr=optimiser.lr, betas=optimiser.betas, weight_decay=optimiser.weight_decay
         )
@@ -84,14 +86,18 @@ class HeadTrainer:
         self._store = self._feature_store()
 
     @property
-    def head(self) -> BlockHead:
-        inner = self.accelerator.unwrap_model(self.packed).head
-        assert isinstance(inner, BlockHead)
-        return inner
+    def head(self) -> Any:
+        """The head in training; its class is the kind's."""
+        return self.accelerator.unwrap_model(self.packed).head
 
     @property
-    def head_config(self) -> HeadConfig:
-        return self.head.config
+    def num_parameters(self) -> int:
+        """That are trained; embedding and lm_head of the target are not among them (Table 2)."""
+        return sum(parameter.numel() for parameter in self.head.parameters())
+
+    @property
+    def head_config(self) -> DraftConfig:
+        return self.config
 
     @property
     def num_steps(self) -> int:
@@ -138,7 +144,7 @@ class HeadTrainer:
             start = steps[-1] if steps and resume else 0
             open_run(self.out, self.recipe, rows=rows, start=start, resume=resume)
         self.accelerator.wait_for_everyone()
-        return self.checkpoints.restore(self.head, self.adam) if resume else 0
+        return self.checkpoints.restore(self.kind, self.head, self.adam) if resume else 0
 
     def _finish(self) -> None:
         self._store.flush()
@@ -186,7 +192,7 @@ class HeadTrainer:
             rngs=[generator("blocks", self.recipe.seed, row.id, step) for row in rows],
         )
         with self.accelerator.autocast():
-            return block_loss(self.packed, self.target, samples, blocks, self.objective)
+            return self.kind.loss(self.packed, self.target, samples, blocks, self.objective)
 
     def _rows(self, index: int) -> list[Trace]:
         """The rows of micro-batch ``index`` of the whole run; epochs are reshuffled."""
@@ -227,8 +233,8 @@ class HeadTrainer:
     def _report(self, step: int, loss: float, result: StepResult | None, rate: float, evaluated: bool) -> Progress:
         accuracy = tau = None
         if evaluated and self.accelerator.is_main_process:
-            accuracy = heldout_accuracy(self.head, self.target, (self._sample(r) for r in self.heldout_rows))
-            tau = heldout_tau(self.head, self.target, self.heldout_rows, self.recipe)
+            accuracy = heldout_accuracy(self.kind, self.head, self.target, (self._sample(r) for r in self.heldout_rows))
+            tau = heldout_tau(self.kind, self.head, self.target, self.heldout_rows, self.recipe)
         top1 = (result.hits / result.labelled.clamp(min=1)).tolist() if result else []
         progress = Progress(step, self.num_steps, loss, top1, rate, accuracy, tau)
         if self.accelerator.is_main_process:
@@ -266,12 +272,12 @@ def as_scalars(progress: Progress) -> dict[str, float]:
     return scalars | {f"heldout_tau/{task}": tau for task, tau in (progress.tau or {}).items()}
 
 
-def write_head(head: BlockHead, recipe: HeadRecipe, target: Target, folder: Path, *, step: int) -> None:
+def write_head(head: Any, recipe: HeadRecipe, target: Target, folder: Path, *, step: int) -> None:
     """Write the final head, in the recipe's ``save_dtype``."""
     dtype = getattr(torch, recipe.save_dtype)
-    saved = BlockHead(head.config).to(dtype)
-    saved.load_state_dict({key: value.to(dtype) for key, value in head.state_dict().items()})
-    save_checkpoint(saved, folder, head_card(recipe, head.config, target, step=step, dtype=recipe.save_dtype))
+    save_checkpoint(
+        serving(head, dtype), folder, head_card(recipe, head.config, target, step=step, dtype=recipe.save_dtype)
+    )
 
 
 def _accelerator(recipe: HeadRecipe, target: Target, out: Path, trackers: Sequence[Any]) -> Accelerator:
