@@ -6,59 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from baselines import relative, tiny_eagle3, tiny_medusa
+from baselines import eagle3_log_q, relative, tiny_eagle3, tiny_medusa
 from conformance.conftest import tiny
 from helpers import counting, hf_forward, hf_generate, hf_rows, path_to, prompt, start
 from oneglance.core import TokenTree
 from oneglance.drafters.eagle3 import Eagle3Drafter
-from oneglance.drafters.eagle3_head import Eagle3Head
 from oneglance.drafters.medusa import MedusaDrafter
 from oneglance.drafters.ngram import NgramDrafter, NgramSettings
 from oneglance.drafters.two_model import TwoModelDrafter, TwoModelSettings
 from oneglance.targets.base import Target
 from oneglance.targets.state import Inputs
-
-
-def eagle3_log_q(
-    target: Target, head: Eagle3Head, features: Tensor, token_ids: Sequence[int], path: Sequence[int]
-) -> Tensor:
-    """(V,) log q after root and ``path``, by running every row anew, one query at a time, over nothing but lists.
-
-    Args:
-        target: embeds.
-        head: under test.
-        features: (T, 3H).
-        token_ids: (T+1,) root last.
-        path: drafted tokens.
-    """
-    layer, attention = head.midlayer, head.midlayer.self_attn
-    sequence = [*token_ids, *path]
-    keys: list[Tensor] = []
-    values: list[Tensor] = []
-    output = torch.empty(0)
-    for position in range(len(sequence) - 1):
-        hidden = head.fc(features[position]) if position < len(features) else output
-        embedded = target.embedding(torch.tensor(sequence[position + 1]))
-        x = torch.cat([layer.input_layernorm(embedded), layer.hidden_norm(hidden)])
-        angles = position * head.inv_freq.repeat(2)
-
-        def turn(rows: Tensor, angles: Tensor = angles) -> Tensor:
-            first, second = rows.chunk(2, -1)
-            return rows * angles.cos() + torch.cat([-second, first], -1) * angles.sin()
-
-        queries = turn(attention.q_proj(x).view(4, 8))
-        keys.append(turn(attention.k_proj(x).view(2, 8)))
-        values.append(attention.v_proj(x).view(2, 8))
-        mixed = []
-        for index in range(4):  # two query heads a key head
-            scores = torch.stack([key[index // 2] @ queries[index] for key in keys]) / 8**0.5
-            mixed.append(scores.softmax(0) @ torch.stack([value[index // 2] for value in values]))
-        hidden = hidden + attention.o_proj(torch.cat(mixed))
-        output = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
-    rows = torch.full((target.vocab_size,), -torch.inf)
-    rows[head.token_ids] = head.lm_head(head.norm(output))
-    rows[list(target.banned_ids)] = -torch.inf
-    return rows.log_softmax(-1)
 
 
 @torch.inference_mode()

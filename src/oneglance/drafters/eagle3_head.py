@@ -223,8 +223,8 @@ def load_eagle3(name: str) -> Checkpoint[Eagle3Config, Eagle3Head]:
     """
     folder, raw = read_config(name)
     tensors = {_renamed(key): value for key, value in read_tensors(folder).items()}
-    if "midlayer.self_attn.q_proj.weight" not in tensors and "fc.weight" not in tensors:
-        raise HeadError(f"{name} holds no EAGLE-3 head: it has neither fc.weight nor midlayer.…")
+    if "midlayer.self_attn.q_proj.weight" not in tensors or "lm_head.weight" not in tensors:
+        raise HeadError(f"{name} holds no EAGLE-3 head: midlayer.… or lm_head.weight is missing")
     config = Eagle3Config.from_checkpoint(raw, has_embedding="embed_tokens.weight" in tensors)
     if "d2t" in tensors and "t2d" in tensors:
         tensors |= {"d2t": tensors["d2t"].long(), "t2d": tensors["t2d"].bool()}

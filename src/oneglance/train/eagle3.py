@@ -104,7 +104,7 @@ class Eagle3Kind:
     def loss(
         self, packed: nn.Module, target: Target, samples: Sequence[Sample], blocks: Blocks, objective: Objective
     ) -> StepResult:
-        head = packed.head if isinstance(packed, PackedEagle3) else packed.module.head
+        head: Any = getattr(packed, "module", packed).head  # distributed wrappers hold the module
         parameter = next(head.parameters())
         device = parameter.device
         features = pad_rows([s.features for s in samples]).to(device, parameter.dtype)
