@@ -52,6 +52,9 @@ COMMANDS: dict[str, Row] = {
     "bench": Row("oneglance.commands.bench:bench", MEASURE, "Time systems against plain decoding on the same prompts."),
     "collect": Row("oneglance.commands.collect:collect", TRAIN, "Write the target's own answers to prompts as traces."),
     "train": Row("oneglance.commands.train:train", TRAIN, "Train a draft head on traces, by a recipe."),
+    "train-matched": Row(
+        "oneglance.commands.matched:train_matched", TRAIN, "Train an EAGLE-3 head on the same terms, and compare."
+    ),
     "select": Row("oneglance.commands.heads:select", TRAIN, "Make the best checkpoint of a run its head."),
     "eval-head": Row("oneglance.commands.heads:eval_head", TRAIN, "Score a head on held-out traces, per task."),
     "fit-head": Row("oneglance.commands.fit:fit_head", TRAIN, "Make a head for your own images, in one go."),

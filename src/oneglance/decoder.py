@@ -206,8 +206,9 @@ def load(
 
     Args:
         target: ``builtin:reader``, a folder, or a hub id.
-        head: draft head; default ``builtin:reader`` for the built-in target.
-        drafter: ``block`` or ``none``.
+        head: draft head, or the weights of another drafter; default ``builtin:reader`` for the built-in target.
+        drafter: a name in ``drafters.DRAFTERS``: ``block``, ``none``, or a baseline, settings after it, as in
+            ``ngram:max_ngram=4``.
         tree: ``best_first``, ``chain`` or ``fixed``.
         budget: nodes of the candidate tree, root excluded.
         branch_k: ranks looked at per offset; default as many as the budget (exact).
@@ -222,6 +223,6 @@ def load(
     if drafter == "block" and head is None and not target.startswith("builtin:"):
         raise InputError(f"target {target!r} needs a draft head: give head=…, or drafter='none' for plain decoding")
     chosen = policy(tree)
-    bind = prepare(drafter, head or target)
+    bind = prepare(drafter, head or (target if drafter == "block" else None))
     opened = open_target(target, dtype=dtype, device=device, device_map=device_map, attention=attention)
     return Decoder(opened, bind(opened, policy=chosen, budget=budget, branch_k=branch_k))

@@ -119,7 +119,7 @@ def test_memory_is_estimated_part_by_part(tmp_path: Path) -> None:
     folder = traces(target, tmp_path / "traces")
     plan = HeadRecipe(**{**PLAN, "data": {"train": str(folder)}})
     trainer = HeadTrainer(plan, target, tmp_path / "run")
-    memory = training_memory(plan, target, trainer.config, read_traces(folder).rows)
+    memory = training_memory(plan, target, trainer.config, read_traces(folder).rows, parameters=trainer.num_parameters)
     list(trainer.run())
     states = [t for state in trainer.adam.optimizer.state.values() for t in state.values() if t.ndim]
     held = sum(p.numel() * 8 for p in trainer.head.parameters()) + sum(t.numel() * 4 for t in states)

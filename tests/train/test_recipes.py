@@ -90,3 +90,12 @@ def test_several_folders_are_mixed(tmp_path: Path) -> None:
     assert [row.id for row in read_mixed([tmp_path / "a", tmp_path / "b"])] == ["x", "y", "z"]
     with pytest.raises(InputError, match=r"sample x is in .*a and in .*c"):
         read_mixed([tmp_path / "a", tmp_path / "c"])
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "medusa"])
+def test_baselines_of_the_embedded_target_learn_what_its_head_learns(kind: str) -> None:
+    """Same traces, batch, steps, learning rate and precision; only the head and its objective differ."""
+    ours, theirs = (load_recipe(FOLDER / f"reader-{name}.yaml") for name in ("head", kind))
+    differing = {key for key in type(ours).model_fields if getattr(ours, key) != getattr(theirs, key)}
+    assert differing == {"name", "kind", "head", "objective", "reveal"}
+    assert theirs.kind == kind

@@ -27,6 +27,7 @@ from oneglance.train.traces import Trace, append_traces
 from oneglance.train.trainer import HeadTrainer
 
 NUM_STEPS = 60
+FAST = Optimiser(lr=2e-2, batch_size=4, epochs=None, max_steps=NUM_STEPS)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +72,8 @@ def head(target: Target, traces: Path, tmp_path_factory: pytest.TempPathFactory)
 
 
 def frozen(traces: Path, start: str, **changes: object) -> HeadRecipe:
-    return recipe(traces, init=start, rescorer=RescorerChoice(rank=16, lr=2e-2), **changes)
+    choice = RescorerChoice(rank=16)
+    return recipe(traces, **{"kind": "conditioned", "init": start, "rescorer": choice, "optimiser": FAST, **changes})
 
 
 def test_a_frozen_heads_rescorer_learns_and_leaves_the_head(
@@ -86,8 +88,7 @@ def test_a_frozen_heads_rescorer_learns_and_leaves_the_head(
     assert found is not None
     assert found.config.head_sha256
     assert found.config.training["step"] == NUM_STEPS
-    assert trainer.learner.rescorer is not None
-    assert torch.equal(found.tensors["after.weight"], trainer.learner.rescorer.after.weight.detach())
+    assert torch.equal(found.tensors["after.weight"], trainer.head.rescorer.after.weight.detach())
 
 
 def test_a_killed_rescorer_run_resumes_on_the_unbroken_curve(
@@ -110,6 +111,7 @@ def test_head_and_rescorer_may_be_trained_together_and_selected(target: Target, 
     plan = recipe(
         traces,
         data=Data(train=str(traces), heldout=str(heldout), num_anchors=8, cache_features=True),
+        kind="conditioned",
         rescorer=RescorerChoice(rank=8, factors="embedding", freeze_head=False),
         optimiser=Optimiser(lr=2e-3, batch_size=4, epochs=None, max_steps=6),
         schedule=Schedule(log_every=6, save_every=3, evaluate_every=3, tau_prompts=1),
@@ -126,7 +128,7 @@ def test_head_and_rescorer_may_be_trained_together_and_selected(target: Target, 
 
 def test_a_frozen_head_must_be_there_and_fit(target: Target, traces: Path, head: str, tmp_path: Path) -> None:
     path = tmp_path / "r.yaml"
-    path.write_text("name: x\ndata: {train: t}\nrescorer: {rank: 4}\n")
+    path.write_text("name: x\nkind: conditioned\ndata: {train: t}\nrescorer: {rank: 4}\n")
     with pytest.raises(InputError, match="set init"):
         load_recipe(path)
     wider = HeadShape(target_layer_ids=(1, 2), head_dim=8, intermediate_size=24)

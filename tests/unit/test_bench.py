@@ -7,8 +7,10 @@ import pytest
 
 from oneglance.bench.manifest import manifest
 from oneglance.bench.metrics import Record, geomean, paired_speedup, summarise
-from oneglance.bench.systems import prepare_systems
+from oneglance.bench.systems import Card, card, prepare_systems
 from oneglance.core import InputError
+from oneglance.drafters.checkpoint import load_checkpoint
+from oneglance.targets import open_target
 
 
 def record(system: str, prompt: str, *, ms: float, kept: tuple[int, ...] = (), tokens: int = 11) -> Record:
@@ -88,3 +90,36 @@ def test_a_manifest_names_what_ran() -> None:
     assert made["schema_version"] == 1
     assert made["versions"]["torch"]
     assert made["threads"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("system", "message"),
+    [
+        ("eagle3", r"'eagle3' has no weights for target 'builtin:reader'.*oneglance train recipes/reader-eagle3.yaml"),
+        ("eagle3_tree", "oneglance train recipes/reader-eagle3.yaml"),
+        ("medusa", "oneglance train recipes/reader-medusa.yaml"),
+        ("two_model", "two_model@FOLDER"),
+        ("ngram@somewhere", "'ngram' has no weights; drop @somewhere"),
+        ("ngram:max_ngrams=2", "its settings: max_ngram"),
+        ("tree@./nowhere", "no head at ./nowhere"),
+        ("eagle3@builtin:reader", "holds no EAGLE-3 head"),
+    ],
+)
+def test_a_system_without_weights_names_what_makes_them(system: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        prepare_systems([system], "builtin:reader", budget=3)
+
+
+def test_systems_say_how_large_they_are_and_where_they_come_from() -> None:
+    target = open_target("builtin:reader", probe=False)
+    names = ["plain", "tree", "ngram:num_draft=4", "two_model:num_draft=2@builtin:reader"]
+    bound = prepare_systems(names, "builtin:reader", budget=3)
+    cards = {name: card(bind(target)) for name, bind in bound.items()}
+    assert list(cards) == names
+    assert cards["plain"] == Card(None, 0)
+    assert cards["ngram:num_draft=4"] == Card("ngram", 0)
+    stored = load_checkpoint()
+    assert cards["tree"] == Card("builtin:reader", sum(t.numel() for t in stored.tensors.values()))
+    total = sum(p.numel() for p in target.model.parameters())
+    tied = target.embedding.weight.numel()
+    assert cards["two_model:num_draft=2@builtin:reader"] == Card("builtin:reader", total - tied)

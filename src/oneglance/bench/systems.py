@@ -1,34 +1,110 @@
-"""Systems of a benchmark: drafters behind the one seam, all decoding in the one loop."""
+"""Systems of a benchmark: drafters behind the one seam, all decoding in the one loop.
+
+A system is written ``NAME``, ``NAME:setting=value`` or ``NAME@WEIGHTS`` (both: settings first); what was written is its
+name in every table, so that three sizes of a draft model are three systems.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
+from typing import Any, NamedTuple
 
 from oneglance.core import Drafter, InputError
 from oneglance.drafters import prepare
+from oneglance.drafters.settings import split
 from oneglance.targets.base import Target
+from oneglance.train.known import known_heads
 from oneglance.tree import policy
 
-# system → (drafter, tree policy)
-SYSTEMS: dict[str, tuple[str, str]] = {
-    "plain": ("none", "best_first"),
-    "chain": ("block", "chain"),
-    "tree": ("block", "best_first"),
+# where weights come from if none are named
+NONE, HEAD = "none", "head"  # has none; the block head of the benchmark (--head)
+
+
+class System(NamedTuple):
+    """How a name decodes.
+
+    Attributes:
+        drafter, policy: names in their registries.
+        weights: ``NONE``, ``HEAD``, or the kind of known head.
+        make: the command that makes weights.
+    """
+
+    drafter: str
+    policy: str = "best_first"
+    weights: str = NONE
+    make: str = ""
+
+
+TRAIN = "oneglance train recipes/reader-{}.yaml"
+SYSTEMS: dict[str, System] = {
+    "plain": System("none"),
+    "chain": System("block", "chain", HEAD),
+    "tree": System("block", "best_first", HEAD),
+    "ngram": System("ngram"),
+    "two_model": System("two_model", "chain", "two_model", "any smaller model of the same tokenizer serves"),
+    "eagle3": System("eagle3", "chain", "eagle3", TRAIN.format("eagle3")),
+    "eagle3_tree": System("eagle3", "best_first", "eagle3", TRAIN.format("eagle3")),
+    "medusa": System("medusa", "best_first", "medusa", TRAIN.format("medusa")),
 }
 
 
-def prepare_systems(names: list[str], head: str | None, *, budget: int) -> dict[str, Callable[[Target], Drafter]]:
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What a drafter says of itself.
+
+    Attributes:
+        weights: where they come from, None without any.
+        num_parameters: without embeddings (Table 2); None where a drafter from elsewhere does not say.
+    """
+
+    weights: str | None
+    num_parameters: int | None
+
+
+def card(drafter: Drafter) -> Card:
+    """The card of a bound drafter. Passes and nodes are counted round by round, in ``core.Round``."""
+    return Card(drafter.name, getattr(drafter, "num_parameters", None))
+
+
+def prepare_systems(
+    names: list[str], head: str | None, *, budget: int, target: str = "builtin:reader"
+) -> dict[str, Callable[[Target], Drafter]]:
     """What binds each system to a target; checkpoints are loaded now.
 
+    Args:
+        names: systems as written.
+        head: block head of those that have no weights of their own.
+        budget: nodes, root excluded.
+        target: decides which heads are known.
+
     Raises:
-        InputError: an unknown system, or one named twice.
+        InputError: an unknown system, one named twice, or one without weights; the message names what makes them.
     """
     if len(set(names)) != len(names):
         raise InputError(f"a system is named twice: {', '.join(names)}")
-    unknown = [name for name in names if name not in SYSTEMS]
-    if unknown:
-        raise InputError(f"unknown system {unknown[0]!r}; choose from {', '.join(SYSTEMS)}")
-    return {
-        name: partial(prepare(SYSTEMS[name][0], head), policy=policy(SYSTEMS[name][1]), budget=budget) for name in names
-    }
+    return {name: _prepare(name, head, budget=budget, target=target) for name in names}
+
+
+def _prepare(written: str, head: str | None, *, budget: int, target: str) -> Callable[[Target], Drafter]:
+    spec, _, weights = written.partition("@")
+    name, settings = split(spec)
+    if name not in SYSTEMS:
+        raise InputError(f"unknown system {name!r}; choose from {', '.join(SYSTEMS)}")
+    system = SYSTEMS[name]
+    if weights and system.weights == NONE:
+        raise InputError(f"system {name!r} has no weights; drop @{weights}")
+    found = weights or (head if system.weights == HEAD else _known(target, system.weights))
+    if found is None and system.weights != NONE:
+        hint = "--head FOLDER" if system.weights == HEAD else f"{spec}@FOLDER ({system.make})"
+        raise InputError(f"system {name!r} has no weights for target {target!r}; name them: {hint}")
+    drafter = ":".join([system.drafter, *(f"{key}={value}" for key, value in settings.items())])
+    options: dict[str, Any] = {"policy": policy(system.policy), "budget": budget}
+    return partial(prepare(drafter, found), **options)
+
+
+def _known(target: str, kind: str) -> str | None:
+    """The first head of that kind that is known for a target."""
+    heads: Iterable[str] = (head.head for head in known_heads() if (head.target, head.kind) == (target, kind))
+    return next(iter(heads), None)

@@ -16,7 +16,14 @@ from oneglance.commands import opening, options, terminal
 from oneglance.commands.audit import Tasks, choose_tasks
 from oneglance.core import InputError
 
-Systems = Annotated[str, typer.Option(metavar="NAMES", help="plain, chain, tree: comma-separated.")]
+Systems = Annotated[
+    str,
+    typer.Option(
+        metavar="NAMES",
+        help="plain, chain, tree, ngram, two_model, eagle3, eagle3_tree, medusa: comma-separated; weights follow an @, "
+        "settings a colon: eagle3:num_passes=3@runs/reader-eagle3/head.",
+    ),
+]
 Limit = Annotated[int, typer.Option(metavar="N", min=1, help="Held-out prompts a task.")]
 Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write rows, records and manifest as JSON here.")]
 
@@ -55,7 +62,8 @@ def bench(
     opening.check_tree(budget, None)
     opening.set_threads(threads)
     names, chosen = [n.strip() for n in systems.split(",") if n.strip()], choose_tasks(tasks)
-    bound = prepare_systems(names, opening.head_name(target, head, "block"), budget=budget)
+    own = head or (target if target.startswith("builtin:") else None)
+    bound = prepare_systems(names, own, budget=budget, target=target)
     opened = open_target(target, dtype=dtype, device=device, attention=attention)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     records = []

@@ -121,14 +121,14 @@ def read_images(sources: Sequence[str] | None) -> list[Image.Image]:
 
 
 def head_name(target: str, head: str | None, drafter: str) -> str | None:
-    """The head to load: the one given, or the built-in target's own.
+    """The head to load: the one given, or the built-in target's own block head.
 
     Raises:
         InputError: another target without a head.
     """
     if drafter == "block" and head is None and not target.startswith("builtin:"):
         raise InputError(f"target {target!r} needs a draft head: give --head, or --drafter none for plain decoding")
-    return head or target
+    return head or (target if drafter == "block" else None)
 
 
 def set_threads(threads: int | None) -> None:

@@ -24,10 +24,17 @@ Head = Annotated[
     typer.Option(
         metavar="NAME",
         rich_help_panel=MODEL,
-        help="Draft head: a folder or a hub id; the built-in target brings its own.",
+        help="Weights of the drafter: a folder or a hub id; the built-in target brings its own block head.",
     ),
 ]
-Drafter = Annotated[str, typer.Option(metavar="NAME", rich_help_panel=MODEL, help="block, or none for plain decoding.")]
+Drafter = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        rich_help_panel=MODEL,
+        help="block, none, ngram, two_model, eagle3 or medusa; settings may follow: ngram:max_ngram=4.",
+    ),
+]
 Tree = Annotated[str, typer.Option(metavar="NAME", rich_help_panel=DECODING, help="best_first, chain or fixed.")]
 Budget = Annotated[
     int, typer.Option(metavar="N", rich_help_panel=DECODING, help="Nodes of the candidate tree, root excluded.")

@@ -85,20 +85,21 @@ def process_state(device: str | None) -> Any:
 
 def introduce(trainer: HeadTrainer, console: Console) -> int:
     """Say what is about to be trained and what memory it will take; the bytes besides the target."""
-    from oneglance.drafters.head import num_parameters
     from oneglance.train.features import check_disk
     from oneglance.train.memory import training_memory
 
     config = trainer.config
     console.print(
-        f"head of {num_parameters(config) / 1e6:.1f} M parameters, {config.num_hidden_layers} layers, kept layers "
-        f"{', '.join(map(str, config.target_layer_ids))}, mask id {config.mask_token_id}; "
+        f"{trainer.recipe.kind} of {trainer.num_parameters / 1e6:.1f} M parameters, {config.num_offsets} offsets, kept "
+        f"layers {', '.join(map(str, config.target_layer_ids))}; "
         f"{len(trainer.train_rows)} training and {len(trainer.heldout_rows)} held-out samples, "
         f"{trainer.num_steps} steps"
     )
     if trainer.recipe.init:
         console.print(f"warm start from {trainer.recipe.init}: " + _anew(trainer.reinitialised))
-    memory = training_memory(trainer.recipe, trainer.target, config, trainer.train_rows)
+    memory = training_memory(
+        trainer.recipe, trainer.target, config, trainer.train_rows, parameters=trainer.num_parameters
+    )
     console.print(memory.line())
     if memory.disk:
         console.print(f"features on disk: about {memory.disk / 1e9:.2f} GB in {trainer.out / 'features'}")

@@ -7,14 +7,19 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from oneglance.core import Drafter, InputError
+from oneglance.drafters.settings import split
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# name → "module:factory"; a factory takes (head: str, target_name: str) and returns bind(target, **options) → Drafter
+# name → "module:factory"; a factory takes (head: str | None, **settings) and returns bind(target, **options) → Drafter
 DRAFTERS: dict[str, str] = {
     "block": "oneglance.drafters.block:prepare",
     "none": "oneglance.drafters.plain:prepare",
+    "ngram": "oneglance.drafters.ngram:prepare",
+    "two_model": "oneglance.drafters.two_model:prepare",
+    "eagle3": "oneglance.drafters.eagle3:prepare",
+    "medusa": "oneglance.drafters.medusa:prepare",
 }
 
 
@@ -22,20 +27,22 @@ def prepare(name: str, head: str | None) -> Callable[..., Drafter]:
     """Load what a drafter needs before its target is opened.
 
     Args:
-        name: a key of ``DRAFTERS`` or an ``oneglance.drafters`` entry point.
+        name: a key of ``DRAFTERS`` or an ``oneglance.drafters`` entry point; settings may follow, as in
+            ``ngram:max_ngram=4``.
         head: checkpoint of the drafter, where it has one.
 
     Returns:
         ``bind(target, **options)``, which checks the fit and returns the drafter.
 
     Raises:
-        InputError: there is no such drafter.
+        InputError: there is no such drafter, or no such setting.
         HeadError: its checkpoint cannot be loaded.
     """
+    bare, settings = split(name)
     known = {**DRAFTERS, **{point.name: point.value for point in entry_points(group="oneglance.drafters")}}
-    if name not in known:
-        raise InputError(f"unknown drafter {name!r}; choose one of {', '.join(sorted(known))}")
-    module, attribute = known[name].split(":")
+    if bare not in known:
+        raise InputError(f"unknown drafter {bare!r}; choose one of {', '.join(sorted(known))}")
+    module, attribute = known[bare].split(":")
     factory: Any = getattr(import_module(module), attribute)
-    bind: Callable[..., Drafter] = factory(head)
+    bind: Callable[..., Drafter] = factory(head, **settings)
     return bind

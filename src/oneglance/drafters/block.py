@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from oneglance.core import DEFAULT_BUDGET, EMPTY_TREE, BlockMarginals, Drafter, DraftError, InputError, TokenTree
-from oneglance.drafters.checkpoint import HeadCheckpoint, check_fit, load_checkpoint
+from oneglance.drafters.checkpoint import HeadCheckpoint, check_fit, load_checkpoint, read_config
 from oneglance.drafters.head import BlockHead, KeysValues
 from oneglance.drafters.rescorer import Rescorer, RescorerCheckpoint, find_rescorer
+from oneglance.drafters.settings import Settings, read_settings
 from oneglance.targets.base import Target
 from oneglance.targets.state import TargetState
 from oneglance.tree import best_first, truncate
@@ -131,6 +132,13 @@ class BlockDrafter:
     def target_layer_ids(self) -> tuple[int, ...]:
         return self.head.config.target_layer_ids
 
+    @property
+    def num_parameters(self) -> int:
+        """Of head and rescorer; embedding and lm_head are the target's (Table 2)."""
+        own = [*self.head.parameters()]
+        own += self.rescorer.parameters() if self.rescorer is not None else []
+        return sum(parameter.numel() for parameter in own)
+
     def start(self, state: TargetState) -> DraftState:
         """An empty draft cache; the prompt's features are ingested by the first ``draft``."""
         return DraftState(0, [])
@@ -164,26 +172,12 @@ class BlockDrafter:
             self._ingest(state, draft_state)
         hidden = self._pass(root, draft_state, size)
         logits = self.target.lm_head(hidden.to(self.target.lm_head_device)).float()
-        if len(self._banned):
-            logits[:, self._banned] = -torch.inf
-        ids, log_q = self._candidates(logits)
+        ids, log_q = candidates(logits, self._banned, self.num_ranks)
         given = None
         if self.rescorer is not None and size > 2:
             states = hidden.to(self.target.lm_head_device)
-            given = self.rescorer.rescore(states, ids, log_q, self.target.embedding).cpu().numpy()
-        values = log_q.cpu().double().numpy()
-        if not np.isfinite(values[:, 0]).all() or (given is not None and np.isnan(given).any()):
-            raise DraftError("the head returned NaN or infinite values")
-        return truncate(BlockMarginals(ids.cpu().numpy(), values, given), num_offsets)
-
-    def _candidates(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """(L, K) best tokens of each offset and their log q; equal ones by id, so that no tree depends on how topk
-        orders them."""
-        top = torch.topk(logits, min(self.num_ranks, logits.shape[-1]), dim=-1)
-        log_q = top.values - logits.logsumexp(dim=-1, keepdim=True)
-        ids, order = top.indices.sort(dim=-1)
-        log_q, order = log_q.gather(-1, order).sort(dim=-1, descending=True, stable=True)
-        return ids.gather(-1, order), log_q
+            given = self.rescorer.rescore(states, ids, log_q, self.target.embedding)
+        return truncate(as_marginals(ids, log_q, given), num_offsets)
 
     def _ingest(self, state: TargetState, draft_state: DraftState) -> None:
         features = state.take_features().to(self.head.fc.weight.device)
@@ -209,12 +203,61 @@ class BlockDrafter:
         return (columns <= positions[:, None]) & (columns > positions[:, None] - window)
 
 
-def prepare(head: str | None, *, rescorer: str = "auto") -> Callable[..., Drafter]:
-    """Registry entry: loads the checkpoint now, binds it to a target later.
+def candidates(logits: Tensor, banned: Tensor, num_ranks: int) -> tuple[Tensor, Tensor]:
+    """The best ranks of each row's distribution; equal ones by id, so that no tree depends on how topk orders them.
 
     Args:
-        head: its checkpoint.
+        logits: (L, V) float32; changed in place.
+        banned: ids that are never proposed.
+        num_ranks: K.
+
+    Returns:
+        (L, K) ids and their log q.
+    """
+    if len(banned):
+        logits[:, banned] = -torch.inf
+    top = torch.topk(logits, min(num_ranks, logits.shape[-1]), dim=-1)
+    ids, by_id = top.indices.sort(dim=-1)
+    log_q = top.values.gather(-1, by_id) - logits.logsumexp(dim=-1, keepdim=True)
+    log_q, order = log_q.sort(dim=-1, descending=True, stable=True)
+    return ids.gather(-1, order), log_q
+
+
+def as_marginals(ids: Tensor, log_q: Tensor, log_q_given: Tensor | None = None) -> BlockMarginals:
+    """Candidates on the host.
+
+    Raises:
+        DraftError: a row is no distribution.
+    """
+    values = log_q.cpu().double().numpy()
+    given = None if log_q_given is None else log_q_given.cpu().numpy()
+    if not np.isfinite(values[:, 0]).all() or (given is not None and np.isnan(given).any()):
+        raise DraftError("the head returned NaN or infinite values")
+    return BlockMarginals(ids.cpu().numpy(), values, given)
+
+
+def best_ranks(logits: Tensor, banned: Tensor, num_ranks: int) -> BlockMarginals:
+    """``candidates`` on the host.
+
+    Raises:
+        DraftError: a row is no distribution.
+    """
+    return as_marginals(*candidates(logits, banned, num_ranks))
+
+
+class BlockSettings(Settings):
+    """Of the drafter ``block``.
+
+    Attributes:
         rescorer: ``auto`` (the one beside the head, where there is one), ``none``, or a folder.
     """
-    checkpoint = load_checkpoint(head or "builtin:reader")
-    return partial(BlockDrafter.bind, checkpoint, rescorer=find_rescorer(rescorer, checkpoint.folder))
+
+    rescorer: str = "auto"
+
+
+def prepare(head: str | None, **settings: object) -> Callable[..., Drafter]:
+    """Registry entry: loads the checkpoint now, binds it to a target later."""
+    chosen, name = read_settings(BlockSettings, "block", settings), head or "builtin:reader"
+    checkpoint = load_checkpoint(name)
+    rescorer = find_rescorer(chosen.rescorer, read_config(name)[0])
+    return partial(BlockDrafter.bind, checkpoint, rescorer=rescorer)

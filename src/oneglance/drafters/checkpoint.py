@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import json
 import warnings
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from oneglance.core import HeadError, OneglanceWarning
-from oneglance.drafters.head import BlockHead, HeadConfig
+from oneglance.drafters.head import BlockHead, DraftConfig, HeadConfig
 
 if TYPE_CHECKING:
     from oneglance.targets.base import Target
@@ -29,34 +30,45 @@ LFS_POINTER = b"version https://git-lfs"
 PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")  # torch's zip, and bare ones
 
 
+C = TypeVar("C", bound=DraftConfig)
+H = TypeVar("H", bound=nn.Module)
+
+
 @dataclass(frozen=True, slots=True)
-class HeadCheckpoint:
+class Checkpoint(Generic[C, H]):
     """A head on disk, checked but not yet bound to a target.
 
     Attributes:
         name: what it was opened from.
-        folder: where its files lie.
         config: geometry.
         raw: the whole ``config.json``.
         tensors: state dict.
+        module: makes the head from its config.
     """
 
     name: str
-    folder: Path
-    config: HeadConfig
+    config: C
     raw: dict[str, Any] = field(repr=False)
     tensors: dict[str, Tensor] = field(repr=False)
+    module: Callable[[C], H] = field(repr=False)
 
     @property
     def card(self) -> dict[str, Any]:
         """Our own block of the config: target, feature point, training card."""
         return dict(self.raw.get("oneglance") or {})
 
-    def build(self, *, dtype: torch.dtype, device: torch.device) -> BlockHead:
+    def build(self, *, dtype: torch.dtype, device: torch.device) -> H:
         """The head as a frozen module."""
-        head = BlockHead(self.config)
+        head = self.module(self.config)
         head.load_state_dict(self.tensors, strict=True)
         return head.to(device=device, dtype=dtype).eval().requires_grad_(False)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadCheckpoint(Checkpoint[HeadConfig, BlockHead]):
+    """A block head on disk."""
+
+    module: Callable[[HeadConfig], BlockHead] = field(default=BlockHead, repr=False)
 
 
 def load_checkpoint(name: str = "builtin:reader") -> HeadCheckpoint:
@@ -69,16 +81,25 @@ def load_checkpoint(name: str = "builtin:reader") -> HeadCheckpoint:
         HeadError: missing, unexpected, NaN or wrong-shape tensors, a pickle, a truncated file, a git-LFS pointer, a
             quantised head, or a config that this head cannot compute.
     """
-    folder = _locate(name)
-    raw = _read_config(folder)
+    folder, raw = read_config(name)
     config = HeadConfig.from_checkpoint(raw)
-    tensors = _read_tensors(folder)
-    _check_tensors(config, tensors)
-    return HeadCheckpoint(name, folder, config, raw, tensors)
+    tensors = read_tensors(folder)
+    check_tensors(BlockHead, config, tensors)
+    return HeadCheckpoint(name, config, raw, tensors)
 
 
-def save_checkpoint(head: BlockHead, folder: Path, raw: dict[str, Any]) -> None:
-    """Write a head as z-lab's layout; both files are replaced atomically."""
+def read_config(name: str) -> tuple[Path, dict[str, Any]]:
+    """The folder of a head and its ``config.json``.
+
+    Raises:
+        HeadError: it does not exist, or is no JSON object.
+    """
+    folder = _locate(name)
+    return folder, _read_config(folder)
+
+
+def save_checkpoint(head: nn.Module, folder: Path, raw: dict[str, Any]) -> None:
+    """Write a head's tensors and config (for a block head z-lab's layout); both files are replaced atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {key: value.detach().cpu().contiguous() for key, value in head.state_dict().items()}
     scratch = folder / "model.safetensors.partial"
@@ -89,7 +110,12 @@ def save_checkpoint(head: BlockHead, folder: Path, raw: dict[str, Any]) -> None:
     scratch.replace(folder / "config.json")
 
 
-def check_fit(checkpoint: HeadCheckpoint, target: Target) -> None:
+def fitted(checkpoint: Checkpoint[C, H], target: Target) -> Checkpoint[C, H]:
+    """The checkpoint with whatever it leaves to its target filled in."""
+    return replace(checkpoint, config=checkpoint.config.for_target(target.num_layers))
+
+
+def check_fit(checkpoint: Checkpoint[Any, Any], target: Target) -> None:
     """Compare a head with the target it is to draft for.
 
     Raises:
@@ -183,9 +209,10 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return raw
 
 
-def _read_tensors(folder: Path) -> dict[str, Tensor]:
+def read_tensors(folder: Path, file: str | None = None) -> dict[str, Tensor]:
+    """All tensors of a head's safetensors files, or of one that is named; pickles are never loaded."""
     tensors: dict[str, Tensor] = {}
-    for name in _shards(folder):
+    for name in [file] if file else _shards(folder):
         path = folder / name
         if path.parent.resolve() != folder.resolve():
             raise HeadError(f"the index of {folder} points outside its folder: {name}")
@@ -220,12 +247,19 @@ def _read_shard(path: Path) -> dict[str, Tensor]:
         raise HeadError(f"{path} is truncated or not a safetensors file ({error}); download it again") from error
 
 
-def _check_tensors(config: HeadConfig, tensors: dict[str, Tensor]) -> None:
+def check_tensors(module: Callable[[C], nn.Module], config: C, tensors: dict[str, Tensor]) -> None:
+    """Compare tensors with those that a head of this config has.
+
+    Raises:
+        HeadError: missing, unexpected, quantised or damaged ones, or other shapes.
+    """
     with torch.device("meta"):
-        expected = {key: value.shape for key, value in BlockHead(config).state_dict().items()}
+        wanted = module(config).state_dict()
+    expected = {key: value.shape for key, value in wanted.items()}
     missing, unexpected = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
     packed = [key for key in unexpected if key.endswith(("qweight", "weight_scale", "weight_packed", "scales"))]
-    integers = [key for key, value in tensors.items() if not value.is_floating_point() or value.element_size() < 2]
+    numbers = {key: value for key, value in tensors.items() if key not in wanted or wanted[key].is_floating_point()}
+    integers = [key for key, value in numbers.items() if not value.is_floating_point() or value.element_size() < 2]
     if packed or integers:
         raise HeadError(f"the head is quantised ({(packed + integers)[0]}); use its bf16 or fp32 checkpoint")
     if missing:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -21,72 +21,28 @@ from oneglance.core import HeadError
 KeysValues = tuple[Tensor, Tensor]
 
 
-class HeadConfig(BaseModel):
-    """Geometry of a block head, as far as it decides what the head computes."""
+C = TypeVar("C", bound="DraftConfig")
+
+
+class DraftConfig(BaseModel):
+    """What every kind of draft head says of itself.
+
+    Attributes:
+        num_target_layers: of the target that it was made for.
+        target_layer_ids: kept layers whose features it reads.
+        block_size: offsets that it predicts, and one.
+        mask_token_id: fills hidden slots of a block; heads that see no block have no use for it.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     hidden_size: int = Field(gt=0)
-    intermediate_size: int = Field(gt=0)
-    num_hidden_layers: int = Field(gt=0)
-    num_attention_heads: int = Field(gt=0)
-    num_key_value_heads: int = Field(gt=0)
-    head_dim: int = Field(gt=0)
     vocab_size: int = Field(gt=0)
-    rms_norm_eps: float = 1e-6
-    rope_theta: float = Field(default=1e6, gt=0)
-    rope_llama3: tuple[float, float, float, int] | None = None  # factor, low, high, original context
     max_position_embeddings: int = Field(gt=0)
-    layer_types: tuple[Literal["full_attention", "sliding_attention"], ...] = ()
-    sliding_window: int | None = None
     block_size: int = Field(default=16, ge=2)
     num_target_layers: int = Field(gt=0)
-    mask_token_id: int = Field(ge=0)
     target_layer_ids: tuple[int, ...] = Field(min_length=1)
-
-    @classmethod
-    def from_checkpoint(cls, config: dict[str, Any]) -> HeadConfig:
-        """Read a DFlash ``config.json``, in z-lab's layout or with the draft keys at top level.
-
-        Raises:
-            HeadError: a key is missing, malformed, or asks for something this head does not compute.
-        """
-        given = {**config, **_block(config, "dflash_config")}
-        flat = {key: value for key, value in given.items() if value is not None}
-        rope = {**_block(config, "rope_scaling"), **_block(config, "rope_parameters")}
-        _block(config, "oneglance")
-        flat.setdefault("rope_theta", rope.get("rope_theta", 1e6))
-        if "head_dim" not in flat and flat.get("hidden_size") and flat.get("num_attention_heads"):
-            flat["head_dim"] = flat["hidden_size"] // flat["num_attention_heads"]
-        flat["layer_types"] = tuple(flat.get("layer_types") or ())
-        _refuse_unsupported(flat, rope)
-        if rope.get("rope_type", rope.get("type")) == "llama3":
-            keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-            flat["rope_llama3"] = tuple(rope.get(key) for key in keys)
-        if flat.get("quantization_config"):
-            raise HeadError("the head is quantised, which is not supported; use its bf16 or fp32 checkpoint")
-        try:
-            return cls(**flat)
-        except ValidationError as error:
-            first = error.errors()[0]
-            key = ".".join(str(part) for part in first["loc"])
-            where = f"{key}: " if key else ""
-            raise HeadError(f"config.json of the head: {where}{first['msg'].removeprefix('Value error, ')}") from error
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> Self:
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"num_attention_heads {self.num_attention_heads} is no multiple of "
-                f"num_key_value_heads {self.num_key_value_heads}"
-            )
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim must be even, got {self.head_dim}")
-        if self.layer_types and len(self.layer_types) < self.num_hidden_layers:
-            raise ValueError(f"layer_types names {len(self.layer_types)} of {self.num_hidden_layers} layers")
-        if "sliding_attention" in self.layer_types and not self.sliding_window:
-            raise ValueError("a layer is sliding_attention but sliding_window is missing")
-        return self
+    mask_token_id: int = Field(default=0, ge=0)
 
     @property
     def num_offsets(self) -> int:
@@ -98,13 +54,104 @@ class HeadConfig(BaseModel):
         """Width of the concatenated kept-layer features."""
         return len(self.target_layer_ids) * self.hidden_size
 
+    def for_target(self, num_layers: int) -> Self:
+        """With whatever the checkpoint leaves to the target, of ``num_layers`` layers."""
+        return self
+
+
+class LayerConfig(DraftConfig):
+    """Geometry of a head made of decoder layers."""
+
+    intermediate_size: int = Field(gt=0)
+    num_hidden_layers: int = Field(gt=0)
+    num_attention_heads: int = Field(gt=0)
+    num_key_value_heads: int = Field(gt=0)
+    head_dim: int = Field(gt=0)
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = Field(default=1e6, gt=0)
+    rope_llama3: tuple[float, float, float, int] | None = None  # factor, low, high, original context
+
+    @model_validator(mode="after")
+    def _heads_fit_together(self) -> Self:
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads {self.num_attention_heads} is no multiple of "
+                f"num_key_value_heads {self.num_key_value_heads}"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim must be even, got {self.head_dim}")
+        return self
+
+
+class HeadConfig(LayerConfig):
+    """Geometry of a block head, as far as it decides what the head computes."""
+
+    layer_types: tuple[Literal["full_attention", "sliding_attention"], ...] = ()
+    sliding_window: int | None = None
+    mask_token_id: int = Field(ge=0)
+
+    @classmethod
+    def from_checkpoint(cls, config: dict[str, Any]) -> HeadConfig:
+        """Read a DFlash ``config.json``, in z-lab's layout or with the draft keys at top level.
+
+        Raises:
+            HeadError: a key is missing, malformed, or asks for something this head does not compute.
+        """
+        block_of(config, "oneglance")
+        flat = layer_keys({**config, **block_of(config, "dflash_config")})
+        flat["layer_types"] = tuple(flat.get("layer_types") or ())
+        return checked(cls, flat)
+
+    @model_validator(mode="after")
+    def _layers_fit_together(self) -> Self:
+        if self.layer_types and len(self.layer_types) < self.num_hidden_layers:
+            raise ValueError(f"layer_types names {len(self.layer_types)} of {self.num_hidden_layers} layers")
+        if "sliding_attention" in self.layer_types and not self.sliding_window:
+            raise ValueError("a layer is sliding_attention but sliding_window is missing")
+        return self
+
     def window(self, layer: int) -> int | None:
         """Sliding window of a layer, None for full attention."""
         sliding = bool(self.layer_types) and self.layer_types[layer] == "sliding_attention"
         return self.sliding_window if sliding else None
 
 
-def _block(config: dict[str, Any], key: str) -> dict[str, Any]:
+def layer_keys(config: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a ``config.json`` that are not null, RoPE among them, in whichever of HF's two spellings.
+
+    Raises:
+        HeadError: it asks for something that no head here computes.
+    """
+    flat = {key: value for key, value in config.items() if value is not None}
+    rope = {**block_of(config, "rope_scaling"), **block_of(config, "rope_parameters")}
+    flat.setdefault("rope_theta", rope.get("rope_theta", 1e6))
+    if "head_dim" not in flat and flat.get("hidden_size") and flat.get("num_attention_heads"):
+        flat["head_dim"] = flat["hidden_size"] // flat["num_attention_heads"]
+    _refuse_unsupported(flat, rope)
+    if rope.get("rope_type", rope.get("type")) == "llama3":
+        keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+        flat["rope_llama3"] = tuple(rope.get(key) for key in keys)
+    if flat.get("quantization_config"):
+        raise HeadError("the head is quantised, which is not supported; use its bf16 or fp32 checkpoint")
+    return flat
+
+
+def checked(kind: type[C], flat: dict[str, Any]) -> C:
+    """A head's config from flat keys.
+
+    Raises:
+        HeadError: one is missing or malformed.
+    """
+    try:
+        return kind(**flat)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        where = f"{key}: " if key else ""
+        raise HeadError(f"config.json of the head: {where}{first['msg'].removeprefix('Value error, ')}") from error
+
+
+def block_of(config: dict[str, Any], key: str) -> dict[str, Any]:
     """A nested object of the config; empty where it is missing or null."""
     block = config.get(key) or {}
     if not isinstance(block, dict):
@@ -165,7 +212,7 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """SiLU-gated, three linears."""
 
-    def __init__(self, config: HeadConfig) -> None:
+    def __init__(self, config: LayerConfig) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
@@ -243,9 +290,14 @@ class BlockHead(nn.Module):
 
     def rotation(self, position_ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and sin, (…, T, D) each."""
-        angles = position_ids[..., None].float() * self.inv_freq.float()
-        angles = torch.cat([angles, angles], dim=-1)
-        return angles.cos().to(dtype), angles.sin().to(dtype)
+        return rotation(position_ids, self.inv_freq, dtype)
+
+
+def rotation(position_ids: Tensor, inv_freq: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and sin of RoPE at given positions, (…, T, D) each."""
+    angles = position_ids[..., None].float() * inv_freq.float()
+    angles = torch.cat([angles, angles], dim=-1)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
@@ -255,7 +307,7 @@ def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     return x * cos + torch.cat([-second, first], dim=-1) * sin
 
 
-def rope_frequencies(config: HeadConfig) -> Tensor:
+def rope_frequencies(config: LayerConfig) -> Tensor:
     """(D/2,) inverse frequencies from the head's own config, never the target's."""
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
     frequencies = 1.0 / config.rope_theta**exponents

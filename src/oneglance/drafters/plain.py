@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from oneglance.core import EMPTY_TREE, Drafter, TokenTree
+from oneglance.drafters.settings import NoSettings, read_settings
 from oneglance.targets.state import TargetState
 
 
@@ -13,6 +14,7 @@ class NoDrafter:
 
     name: str | None = None
     target_layer_ids: tuple[int, ...] = ()
+    num_parameters = 0
 
     def start(self, state: TargetState) -> None:
         return None
@@ -24,6 +26,7 @@ class NoDrafter:
         return 0
 
 
-def prepare(head: str | None) -> Callable[..., Drafter]:
+def prepare(head: str | None, **settings: object) -> Callable[..., Drafter]:
     """Registry entry: needs no checkpoint and takes no options."""
+    read_settings(NoSettings, "none", settings)
     return lambda target, **options: NoDrafter()

@@ -9,6 +9,7 @@ marginal's mass keeps bias 0 in Z. Nearby ideas: the Markov bias of DSpark, Domi
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -60,6 +61,9 @@ class Rescorer(Protocol):
     """Conditions the candidates of each offset on those of the offset before it."""
 
     config: RescorerConfig
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """What it has learnt."""
 
     def rescore(self, states: Tensor, token_ids: Tensor, log_q: Tensor, embedding: nn.Embedding) -> Tensor:
         """Log q of each candidate given each candidate before it.

@@ -124,12 +124,16 @@ class Target:
         return hf.eos_ids(self.model)
 
     @property
-    def banned_ids(self) -> tuple[int, ...]:
-        """Placeholder ids that must never be proposed: their embeddings stand for image rows."""
-        config = self.model.config
+    def placeholder_ids(self) -> tuple[int, ...]:
+        """Ids whose rows in a prompt stand for images."""
         names = ("image_token_id", "video_token_id", "image_token_index", "audio_token_id")
-        ids = {getattr(config, name, None) for name in names}
-        return tuple(sorted(i for i in ids if isinstance(i, int) and 0 <= i < self.vocab_size))
+        ids = {getattr(self.model.config, name, None) for name in names}
+        return tuple(sorted(i for i in ids if isinstance(i, int) and i >= 0))
+
+    @property
+    def banned_ids(self) -> tuple[int, ...]:
+        """Placeholder ids that must never be proposed; some families give them no lm_head row to begin with."""
+        return tuple(i for i in self.placeholder_ids if i < self.vocab_size)
 
     @property
     def self_attention_layers(self) -> tuple[int, ...]:
@@ -257,6 +261,7 @@ class Target:
             rope_delta=rope_delta,
             token_ids=token_ids,
             last_row=self.lm_head(hidden[:, -1:])[0, 0],
+            inputs=inputs,
             layer_ids=tuple(layer_ids),
             extras=extras,
         )
@@ -324,6 +329,15 @@ class Target:
             if extra > 0:
                 state.cache.layers[index].crop(-extra)
         state.pending = None
+
+    def truncate(self, state: TargetState, length: int) -> None:
+        """Forget what was committed from row ``length`` on. Only a model that drafts ever takes tokens back."""
+        self.rollback(state)
+        if length < state.length:
+            for index in self.self_attention_layers:
+                state.cache.layers[index].crop(length - state.length)
+            state.length = length
+        del state.token_ids[length:]
 
     def _ancestor_mask(self, past: int, visible: Tensor) -> Tensor:
         """(1, 1, N+1, past+N+1) additive mask in model dtype: each row sees the past, itself and its ancestors."""

@@ -38,6 +38,7 @@ class TargetState:
         token_ids: prompt and kept tokens, root included once there is one.
         last_row: (V,) logits of the last prompt row.
         layer_ids: kept layers whose features are collected.
+        inputs: the prompt, for drafters that run a model of their own over it.
         fresh: features of committed rows that no drafter has taken yet, (T_i, F) each.
         extras: what packed passes of this family need besides (for mllama the cross-attention mask row).
     """
@@ -47,6 +48,7 @@ class TargetState:
     rope_delta: int
     token_ids: list[int]
     last_row: Tensor
+    inputs: Inputs
     layer_ids: tuple[int, ...] = ()
     fresh: list[Tensor] = field(default_factory=list)
     extras: dict[str, Tensor] = field(default_factory=dict)

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from oneglance.core import InputError
-from oneglance.drafters.checkpoint import SCHEMA_VERSION, load_checkpoint, save_checkpoint
-from oneglance.drafters.head import HeadConfig
-from oneglance.drafters.rescorer import find_rescorer, save_rescorer
+from oneglance.drafters.checkpoint import SCHEMA_VERSION
+from oneglance.drafters.head import DraftConfig
 from oneglance.targets.base import FEATURE_POINT, Target
 from oneglance.train.evaluate import expected_accepted
+from oneglance.train.kinds import Kind, kind_of
 from oneglance.train.recipe import HeadRecipe
-from oneglance.train.step import PackedHead
 
 
 class Checkpoints:
@@ -34,22 +34,28 @@ class Checkpoints:
         return self.folder / f"step-{step:07d}"
 
     def save(
-        self, step: int, learner: PackedHead, optimiser: Any, card: dict[str, Any], *, top1: list[float] | None = None
+        self,
+        step: int,
+        kind: Kind,
+        head: nn.Module,
+        optimiser: Any,
+        card: dict[str, Any],
+        *,
+        top1: list[float] | None = None,
     ) -> None:
         """Write to a scratch folder, then rename.
 
         Args:
             step: optimiser steps so far.
-            learner: the head, and its rescorer where there is one.
+            kind: of the head.
+            head: trained.
             optimiser: its state goes along.
             card: ``config.json``.
             top1: held-out accuracies of this step, where it was evaluated.
         """
         scratch = self.folder / f"{self.path(step).name}.partial"
         shutil.rmtree(scratch, ignore_errors=True)
-        save_checkpoint(learner.head, scratch, card)
-        if learner.rescorer is not None:
-            save_rescorer(learner.rescorer, scratch, head=learner.head)
+        kind.save(head, scratch, card)
         torch.save(optimiser.state_dict(), scratch / "optimiser.pt")
         (scratch / "state.json").write_text(json.dumps({"step": step, "heldout_top1": top1}))
         if self.path(step).exists():
@@ -77,32 +83,26 @@ class Checkpoints:
         self.path(step).rename(doomed)
         shutil.rmtree(doomed)
 
-    def restore(self, learner: PackedHead, optimiser: Any) -> int:
-        """Load the newest checkpoint into learner and optimiser; its step, or 0 where there is none."""
+    def restore(self, kind: Kind, head: Any, optimiser: Any) -> int:
+        """Load the newest checkpoint into head and optimiser; its step, or 0 where there is none."""
         steps = self.steps()
         if not steps:
             return 0
         path = self.path(steps[-1])
-        stored = load_checkpoint(str(path))
-        if stored.config != learner.head.config:
+        stored = kind.load(str(path))
+        if stored.config != head.config:
             raise InputError(f"{path} holds a head of another geometry than the recipe's; use another output folder")
-        learner.head.load_state_dict(stored.tensors)
-        if learner.rescorer is not None:
-            rescorer = find_rescorer(str(path), path)
-            assert rescorer is not None
-            learner.rescorer.load_state_dict(rescorer.tensors)
+        head.load_state_dict(stored.tensors)
         optimiser.load_state_dict(torch.load(path / "optimiser.pt", weights_only=True))
         return steps[-1]
 
 
 def head_card(
-    recipe: HeadRecipe, config: HeadConfig, target: Target, *, step: int, dtype: str = "float32"
+    recipe: HeadRecipe, config: DraftConfig, target: Target, *, step: int, dtype: str = "float32"
 ) -> dict[str, Any]:
-    """``config.json`` of a trained head: z-lab's keys, and our own under ``oneglance``."""
-    from oneglance.train.initial import head_layout
-
+    """``config.json`` of a trained head: its layout's keys, and our own under ``oneglance``."""
     return {
-        **head_layout(recipe, target),
+        **kind_of(recipe.kind).layout(recipe, target, config),
         "dtype": dtype,
         "oneglance": {
             "schema_version": SCHEMA_VERSION,

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from oneglance.core import SamplingParams
 from oneglance.decoder import Decoder
-from oneglance.drafters.block import BlockDrafter
-from oneglance.drafters.head import BlockHead
 from oneglance.targets.base import Target
 from oneglance.train.blocks import Reveal, build_blocks, generator
+from oneglance.train.kinds import Kind
 from oneglance.train.objectives import OBJECTIVES
 from oneglance.train.recipe import HeadRecipe
-from oneglance.train.step import PackedHead, Sample, block_loss
+from oneglance.train.step import Sample
 from oneglance.train.traces import Trace
 
 NUM_ANCHORS = 16
@@ -35,15 +36,11 @@ class Accuracy:
 
 
 @torch.no_grad()
-def heldout_accuracy(learner: PackedHead, target: Target, samples: Iterable[Sample], *, seed: int = 0) -> Accuracy:
-    """Top-1 at each offset over up to ``NUM_ANCHORS`` anchors a sample (appendix D); one sample is held at a time.
-
-    With a rescorer, given the target's own token before it.
-    """
-    head = learner.head
+def heldout_accuracy(kind: Kind, head: Any, target: Target, samples: Iterable[Sample], *, seed: int = 0) -> Accuracy:
+    """Top-1 at each offset over up to ``NUM_ANCHORS`` anchors a sample (appendix D); one sample is held at a time."""
     hits = torch.zeros(head.config.num_offsets)
     labelled = torch.zeros(head.config.num_offsets)
-    objective = OBJECTIVES["ce"]()
+    objective, packed = OBJECTIVES["ce"](), kind.pack(head)
     for index, sample in enumerate(samples):
         blocks = build_blocks(
             [(sample.token_ids, sample.prompt_length)],
@@ -53,7 +50,7 @@ def heldout_accuracy(learner: PackedHead, target: Target, samples: Iterable[Samp
             reveal=Reveal(enabled=False),
             rngs=[generator("heldout", seed, index)],
         )
-        result = block_loss(learner, target, [sample], blocks, objective, rescorer=learner.rescorer)
+        result = kind.loss(packed, target, [sample], blocks, objective)
         hits += result.hits.cpu()
         labelled += result.labelled.cpu()
     return Accuracy((hits / labelled.clamp(min=1)).tolist(), labelled.int().tolist())
@@ -71,7 +68,8 @@ def expected_accepted(top1: Sequence[float]) -> float:
 
 
 def rounds_per_prompt(
-    learner: PackedHead,
+    kind: Kind,
+    head: Any,
     target: Target,
     rows: Sequence[Trace],
     *,
@@ -80,11 +78,7 @@ def rounds_per_prompt(
     prompts_per_task: int | None = None,
 ) -> dict[str, list[list[int]]]:
     """Per task and prompt the kept tokens of each round, decoding in the target's dtype as serving does."""
-    head = learner.head
-    serving = BlockHead(head.config)
-    serving.load_state_dict(head.state_dict())
-    serving = serving.to(device=head.fc.weight.device, dtype=target.dtype).eval().requires_grad_(False)
-    decoder = Decoder(target, BlockDrafter(serving, target, budget=budget, rescorer=learner.rescorer))
+    decoder = Decoder(target, kind.drafter(serving(head, target.dtype), target, budget=budget))
     kept: dict[str, list[list[int]]] = {}
     for row in rows:
         own = kept.setdefault(row.task, [])
@@ -96,10 +90,16 @@ def rounds_per_prompt(
     return kept
 
 
-def heldout_tau(learner: PackedHead, target: Target, rows: Sequence[Trace], recipe: HeadRecipe) -> dict[str, float]:
+def serving(head: Any, dtype: torch.dtype) -> Any:
+    """A frozen copy of a head in training, in another precision."""
+    return copy.deepcopy(head).to(dtype).eval().requires_grad_(False)
+
+
+def heldout_tau(kind: Kind, head: Any, target: Target, rows: Sequence[Trace], recipe: HeadRecipe) -> dict[str, float]:
     """τ pooled over the rounds of each task, over the first prompts of each task."""
     kept = rounds_per_prompt(
-        learner,
+        kind,
+        head,
         target,
         rows,
         long_side=recipe.image_long_side,

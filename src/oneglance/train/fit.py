@@ -129,7 +129,7 @@ def measure(plan: Plan, answerer: LocalAnswerer) -> Cost:
         collect_s=per_answer * (total - len(rows)),
         train_s=steps * per_step / max(last.samples_per_s, 1e-9),
         steps=steps,
-        memory=training_memory(plan.recipe, answerer.target, trainer.config, rows),
+        memory=training_memory(plan.recipe, answerer.target, trainer.config, rows, parameters=trainer.num_parameters),
     )
 
 

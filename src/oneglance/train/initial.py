@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from oneglance.core import InputError
 from oneglance.drafters.checkpoint import load_checkpoint
 from oneglance.drafters.head import BlockHead, HeadConfig, kept_layers
-from oneglance.drafters.rescorer import PreviousTokenBias, RescorerConfig, build
 from oneglance.targets.base import Target
 from oneglance.train.recipe import HeadRecipe
 
@@ -24,33 +24,16 @@ def initial_head(recipe: HeadRecipe, target: Target) -> tuple[HeadConfig, BlockH
     raw = head_layout(recipe, target)
     config = HeadConfig.from_checkpoint(raw)
     head = BlockHead(config)
-    anew: list[str] = []
-    if recipe.init is not None:
-        given, own = load_checkpoint(recipe.init).tensors, head.state_dict()
-        fitting = {k: v for k, v in given.items() if k in own and own[k].shape == v.shape}
-        anew = sorted(own.keys() - fitting.keys())
-        head.load_state_dict({**own, **{k: v.to(own[k].dtype) for k, v in fitting.items()}})
+    anew = warm_start(head, load_checkpoint(recipe.init).tensors) if recipe.init else []
     return config, head.to(target.device), anew
 
 
-def initial_rescorer(recipe: HeadRecipe, target: Target, head: BlockHead, anew: list[str]) -> PreviousTokenBias | None:
-    """A fresh rescorer, where the recipe has one; freezes the head if it is to stay as it is.
-
-    Raises:
-        InputError: the head to be frozen is not wholly the warm start's.
-    """
-    choice = recipe.rescorer
-    if choice is None:
-        return None
-    if choice.freeze_head and anew:
-        raise InputError(f"a frozen head must fit the recipe whole, and {anew[0]} of {recipe.init} does not")
-    head.requires_grad_(not choice.freeze_head)
-    torch.manual_seed(recipe.seed)
-    settings = choice.model_dump(exclude={"freeze_head", "lr"})
-    made: PreviousTokenBias = build(
-        RescorerConfig(vocab_size=target.vocab_size, hidden_size=target.hidden_size, **settings)
-    )
-    return made.to(target.lm_head_device)
+def warm_start(head: nn.Module, given: dict[str, Tensor]) -> list[str]:
+    """Take over whatever tensors fit; the names of the head's tensors that none did."""
+    own = head.state_dict()
+    fitting = {k: v for k, v in given.items() if k in own and own[k].shape == v.shape}
+    head.load_state_dict({**own, **{k: v.to(own[k].dtype) for k, v in fitting.items()}})
+    return sorted(own.keys() - fitting.keys())
 
 
 def head_layout(recipe: HeadRecipe, target: Target) -> dict[str, Any]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from oneglance.drafters.head import HeadConfig, num_parameters
+from oneglance.drafters.head import LayerConfig
 from oneglance.targets.base import Target
 from oneglance.train.blocks import WIDTH_STEP
 from oneglance.train.recipe import HeadRecipe
@@ -59,32 +60,36 @@ class Memory:
         )
 
 
-def training_memory(recipe: HeadRecipe, target: Target, config: HeadConfig, rows: Sequence[Trace]) -> Memory:
+def training_memory(
+    recipe: HeadRecipe, target: Target, config: Any, rows: Sequence[Trace], *, parameters: int
+) -> Memory:
     """Estimate the peak of a run.
 
     Args:
         recipe: batch, anchors, precision.
         target: loaded.
-        config: the head's geometry.
+        config: the head's geometry; heads without attention have no part in what attention takes.
         rows: training traces; the longest ones decide.
+        parameters: of the head.
     """
     length, anchors = _longest(recipe, target, rows)
     batch, slots = recipe.optimiser.batch_size, recipe.optimiser.batch_size * anchors * config.block_size
     half = recipe.precision != "no"
     width = 2 if half else 4
-    parameters = num_parameters(config)
-    heads = config.num_attention_heads * config.head_dim
-    keys = config.num_key_value_heads * config.head_dim
-    per_slot = 10 * config.hidden_size + 3 * config.intermediate_size + 2 * heads + 2 * keys
+    layers = config if isinstance(config, LayerConfig) else None
+    heads = layers.num_attention_heads * layers.head_dim if layers else 0
+    keys = layers.num_key_value_heads * layers.head_dim if layers else 0
+    depth = layers.num_hidden_layers if layers else 1
+    per_slot = 10 * config.hidden_size + 2 * heads + 2 * keys + (3 * layers.intermediate_size if layers else 0)
     context = batch * length * (config.feature_size * (4 + target.dtype.itemsize) + config.hidden_size * 8)
-    context += config.num_hidden_layers * batch * length * 2 * keys * 2 * width
+    context += depth * batch * length * 2 * keys * 2 * width
     pairs = slots * (length + anchors * config.block_size)
     logits = min(CHUNK, batch * anchors) * config.num_offsets * config.vocab_size * 4 * 3
     parts = {
         "head and optimiser": parameters * (ADAM_BYTES + (2 if half else 0)),
         "context": context,
-        "blocks": config.num_hidden_layers * slots * per_slot * width,
-        "masks": pairs * (1 + width),
+        "blocks": depth * slots * per_slot * width,
+        "masks": pairs * (1 + width) if layers else 0,
         "logits": logits,
     }
     cached = len(rows) * length * config.feature_size * target.dtype.itemsize

@@ -26,6 +26,9 @@ class HeadShape(Section):
         num_layers: draft layers (the paper has 5).
         target_layer_ids: kept layers; None applies DFlash's rule for ``num_kept``.
         num_kept: kept layers where ``target_layer_ids`` is None.
+        block_size: offsets that are predicted, and one: EAGLE-3's steps and Medusa's heads as well.
+        draft_vocab_size: EAGLE-3 only: the ids most often written in the training answers; None is all of them.
+        own_lm_head: Medusa only: each head has an lm_head of its own; else the target's serves.
     """
 
     num_layers: int = Field(default=5, gt=0)
@@ -38,6 +41,8 @@ class HeadShape(Section):
     rope_theta: float = 1e6
     block_size: int = Field(default=BLOCK_SIZE, ge=2)
     mask_token_id: int | None = None
+    draft_vocab_size: int | None = Field(default=None, gt=0)
+    own_lm_head: bool = False
 
 
 class Data(Section):
@@ -87,11 +92,10 @@ class RevealChoice(Section):
 
 
 class RescorerChoice(Section):
-    """A rescorer that conditions each candidate on the token before it (beyond the paper).
+    """A rescorer that conditions each candidate on the token before it (kind ``conditioned``; beyond the paper).
 
     Attributes:
         freeze_head: train the rescorer alone, on the head of ``init``; else both, jointly.
-        lr: peak learning rate of the rescorer.
     """
 
     kind: str = "previous_token"
@@ -99,7 +103,6 @@ class RescorerChoice(Section):
     factors: Literal["own", "embedding"] = "own"
     is_gated: bool = True
     freeze_head: bool = True
-    lr: float = Field(default=5e-3, gt=0)
 
 
 class Optimiser(Section):
@@ -144,6 +147,7 @@ class HeadRecipe(Section):
     """A head training run.
 
     Attributes:
+        kind: what is trained: the block head, or a baseline (``kinds.KINDS``).
         ours: values that the paper does not give and that are our choice, by dotted name.
         init: a DFlash head to warm-start from; tensors that do not fit are initialised anew, and said.
         precision: of the head's forward and backward; master weights are fp32 always.
@@ -151,7 +155,7 @@ class HeadRecipe(Section):
     """
 
     schema_version: Literal[1] = 1
-    kind: Literal["head"] = "head"
+    kind: Literal["head", "conditioned", "eagle3", "medusa"] = "head"
     name: str
     target: str = "builtin:reader"
     target_dtype: str = "float32"
@@ -170,9 +174,17 @@ class HeadRecipe(Section):
     ours: tuple[str, ...] = ()
 
     @model_validator(mode="after")
-    def _has_a_head_to_freeze(self) -> HeadRecipe:
+    def _fits_its_kind(self) -> HeadRecipe:
+        if (self.kind == "conditioned") != (self.rescorer is not None):
+            raise ValueError("kind conditioned and the section rescorer go together")
         if self.rescorer is not None and self.rescorer.freeze_head and self.init is None:
             raise ValueError("rescorer.freeze_head needs a trained head: set init, or rescorer.freeze_head=false")
+        if self.kind not in ("head", "conditioned") and self.reveal.enabled:
+            raise ValueError(f"kind {self.kind} sees no block to reveal; set reveal.enabled to false")
+        if self.kind != "eagle3" and self.head.draft_vocab_size is not None:
+            raise ValueError("head.draft_vocab_size is for kind eagle3")
+        if self.kind != "medusa" and self.head.own_lm_head:
+            raise ValueError("head.own_lm_head is for kind medusa")
         return self
 
 

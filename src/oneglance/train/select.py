@@ -12,14 +12,14 @@ import numpy as np
 import torch
 
 from oneglance.core import InputError
-from oneglance.drafters.checkpoint import check_fit, load_checkpoint, save_checkpoint
-from oneglance.drafters.rescorer import find_rescorer, save_rescorer
+from oneglance.drafters.checkpoint import check_fit, fitted
 from oneglance.targets.base import Target
 from oneglance.train.checkpoints import Checkpoints
 from oneglance.train.evaluate import Accuracy, expected_accepted, heldout_accuracy, rounds_per_prompt
+from oneglance.train.kinds import Kind, kind_of, load_any
 from oneglance.train.recipe import HeadRecipe
 from oneglance.train.runlog import RECIPE
-from oneglance.train.step import PackedHead, run_target
+from oneglance.train.step import run_target
 from oneglance.train.traces import Trace
 
 RESAMPLES = 2000
@@ -66,14 +66,13 @@ def select(run: Path, *, step: int | None = None) -> Candidate:
         )
     best = max(wanted, key=lambda c: (c.score, -c.step))
     recipe = HeadRecipe.model_validate_json((run / RECIPE).read_text(encoding="utf-8"))
-    stored = load_checkpoint(str(Checkpoints(run / "checkpoints").path(best.step)))
+    kind = kind_of(recipe.kind)
+    stored = kind.load(str(Checkpoints(run / "checkpoints").path(best.step)))
     head = stored.build(dtype=getattr(torch, recipe.save_dtype), device=torch.device("cpu"))
     card = {**stored.card, "training": {**stored.card["training"], "heldout_top1": best.top1}}
     scratch = run / "head.partial"
     shutil.rmtree(scratch, ignore_errors=True)
-    save_checkpoint(head, scratch, {**stored.raw, "dtype": recipe.save_dtype, "oneglance": card})
-    if found_rescorer := find_rescorer("auto", stored.folder):
-        save_rescorer(found_rescorer.build_module(), scratch, head=head, training=card["training"])
+    kind.save(head, scratch, {**stored.raw, "dtype": recipe.save_dtype, "oneglance": card})
     shutil.rmtree(run / "head", ignore_errors=True)
     scratch.rename(run / "head")
     return best
@@ -103,23 +102,22 @@ class TaskScore:
 
 
 def evaluate_head(
-    name: str, target: Target, rows: Sequence[Trace], *, long_side: int | None, budget: int, rescorer: str = "auto"
+    name: str, target: Target, rows: Sequence[Trace], *, long_side: int | None, budget: int
 ) -> list[TaskScore]:
-    """Score a head, and its rescorer, per task, then over all.
+    """Score a head per task, then over all.
 
     Raises:
         HeadError: it does not fit the target.
     """
-    stored = load_checkpoint(name)
+    kind, stored = load_any(name)
+    stored = fitted(stored, target)
     check_fit(stored, target)
     head = stored.build(dtype=torch.float32, device=target.device)
-    found = find_rescorer(rescorer, stored.folder)
-    learner = PackedHead(head, found.build(head, target) if found else None)
-    kept = rounds_per_prompt(learner, target, rows, long_side=long_side, budget=budget)
+    kept = rounds_per_prompt(kind, head, target, rows, long_side=long_side, budget=budget)
     tasks = list(dict.fromkeys(row.task for row in rows))
     scores = []
     for task in tasks:
-        accuracy = _accuracy(learner, target, [row for row in rows if row.task == task], long_side)
+        accuracy = _accuracy(kind, head, target, [row for row in rows if row.task == task], long_side)
         scores.append((accuracy, _score(task, accuracy, kept[task])))
     if len(tasks) > 1:
         pooled = _pooled([accuracy for accuracy, _ in scores])
@@ -138,10 +136,12 @@ def tau_interval(prompts: Sequence[Sequence[int]], *, seed: int = 0) -> tuple[fl
     return float(low), float(high)
 
 
-def _accuracy(learner: PackedHead, target: Target, rows: Sequence[Trace], long_side: int | None) -> Accuracy:
-    layers = learner.head.config.target_layer_ids
-    samples = (run_target(target, row.encode(target, long_side=long_side), row.answer_ids, layers) for row in rows)
-    return heldout_accuracy(learner, target, samples)
+def _accuracy(kind: Kind, head: Any, target: Target, rows: Sequence[Trace], long_side: int | None) -> Accuracy:
+    samples = (
+        run_target(target, row.encode(target, long_side=long_side), row.answer_ids, head.config.target_layer_ids)
+        for row in rows
+    )
+    return heldout_accuracy(kind, head, target, samples)
 
 
 def _score(task: str, accuracy: Accuracy, prompts: Sequence[Sequence[int]]) -> TaskScore:

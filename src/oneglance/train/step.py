@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from oneglance.drafters.head import BlockHead
-from oneglance.drafters.rescorer import PreviousTokenBias
 from oneglance.targets.base import Target
 from oneglance.targets.state import Inputs
 from oneglance.train.blocks import Blocks
@@ -54,6 +53,10 @@ class StepResult:
     labelled: Tensor
 
 
+Bias = Callable[[Tensor, Tensor], Tensor]
+"""(M, L, H) states and (M, L) tokens before each slot → what is added to the logits, (M, L, V)."""
+
+
 def block_loss(
     head: nn.Module,
     target: Target,
@@ -61,7 +64,7 @@ def block_loss(
     blocks: Blocks,
     objective: Objective,
     *,
-    rescorer: PreviousTokenBias | None = None,
+    bias: Bias | None = None,
 ) -> StepResult:
     """Run packed blocks through the head, by the same forward as decoding, and weigh the slot losses.
 
@@ -71,7 +74,7 @@ def block_loss(
         samples: b samples.
         blocks: their blocks, (b, A, B).
         objective: weighs the slots.
-        rescorer: conditions each slot on the target's own token before it.
+        bias: of a rescorer, given the target's own tokens.
     """
     parameter = next(head.parameters())
     device = parameter.device
@@ -80,12 +83,13 @@ def block_loss(
     states = head(embedded, context, blocks)
     states = states.unflatten(1, blocks.token_ids.shape[1:])[:, :, 1:].flatten(0, 1)  # (b*A, L, H)
     labels = blocks.labels[:, :, 1:].flatten(0, 1).to(target.lm_head_device)  # (b*A, L)
-    teacher = _teacher_states(samples, blocks, labels.device) if objective.soft else None
-    bias = _bias_after(rescorer, blocks, target.embedding) if rescorer is not None else None
-    nll, predicted = slot_losses(states.to(labels.device), labels, target.lm_head, teacher, bias=bias)
+    teacher = teacher_states(samples, blocks, labels.device) if objective.soft else None
+    own = torch.where(blocks.labels >= 0, blocks.labels, blocks.token_ids)
+    before = own[:, :, :-1].flatten(0, 1).to(labels.device)  # (b*A, L)
+    nll, predicted = slot_losses(states.to(labels.device), labels, target.lm_head, teacher, bias=bias, before=before)
     hidden = labels >= 0
     weights = objective.weigh(nll, hidden)
-    return StepResult((nll * weights).sum(), weights.sum(), *_accuracy(predicted, labels, hidden))
+    return StepResult((nll * weights).sum(), weights.sum(), *accuracy(predicted, labels, hidden))
 
 
 class PackedHead(nn.Module):
@@ -94,10 +98,9 @@ class PackedHead(nn.Module):
     A module, so that distributed wrappers see one forward.
     """
 
-    def __init__(self, head: BlockHead, rescorer: PreviousTokenBias | None = None) -> None:
+    def __init__(self, head: BlockHead) -> None:
         super().__init__()
         self.head = head
-        self.rescorer = rescorer
 
     def forward(self, embedded: Tensor, context: Tensor, blocks: Blocks) -> Tensor:
         """(b, A*B, H) states of all slots."""
@@ -114,12 +117,14 @@ class PackedHead(nn.Module):
         return states
 
 
-Bias = Callable[[Tensor, slice], Tensor]
-"""(M', L, H) states of these rows → what is added to their logits, (M', L, V)."""
-
-
 def slot_losses(
-    states: Tensor, labels: Tensor, lm_head: nn.Module, teacher: Tensor | None = None, *, bias: Bias | None = None
+    states: Tensor,
+    labels: Tensor,
+    lm_head: nn.Module,
+    teacher: Tensor | None = None,
+    *,
+    bias: Bias | None = None,
+    before: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Loss and top-1 prediction of each slot, in chunks so that logits of large vocabularies fit.
 
@@ -128,16 +133,19 @@ def slot_losses(
         labels: (M, L), -100 where there is none.
         lm_head: the target's, frozen.
         teacher: (M, L, H) the target's own states at the labelled positions: soft labels instead of hard ones.
-        bias: added to the logits.
+        bias: added to the logits, from the states and ``before``.
+        before: (M, L) the token before each slot.
 
     Returns:
         (M, L) losses, 0 where unlabelled, and (M, L) predicted ids.
     """
 
-    def chunk(states: Tensor, labels: Tensor, teacher: Tensor | None, rows: slice) -> tuple[Tensor, Tensor]:
+    def chunk(
+        states: Tensor, labels: Tensor, teacher: Tensor | None, before: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         logits = lm_head(states.to(next(lm_head.parameters()).dtype)).float()
-        if bias is not None:
-            logits = logits + bias(states, rows)
+        if bias is not None and before is not None:
+            logits = logits + bias(states, before)
         if teacher is None:
             nll = F.cross_entropy(logits.transpose(1, 2), labels, ignore_index=-100, reduction="none")
         else:
@@ -145,26 +153,20 @@ def slot_losses(
             nll = -(soft * logits.log_softmax(-1)).sum(-1) * (labels >= 0)
         return nll, logits.argmax(-1)
 
+    return in_chunks(chunk, states, labels, teacher, before)
+
+
+def in_chunks(
+    chunk: Callable[..., tuple[Tensor, Tensor]], states: Tensor, *others: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """A function of M rows, ``CHUNK`` rows at a time; with several chunks its inner tensors are recomputed."""
     parts = []
     for start in range(0, len(states), CHUNK):
         piece = slice(start, start + CHUNK)
-        arguments = (states[piece], labels[piece], None if teacher is None else teacher[piece], piece)
+        arguments = (states[piece], *(None if other is None else other[piece] for other in others))
         single = len(states) <= CHUNK
         parts.append(chunk(*arguments) if single else checkpoint(chunk, *arguments, use_reentrant=False))
     return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
-
-
-def _bias_after(rescorer: PreviousTokenBias, blocks: Blocks, embedding: nn.Embedding) -> Bias:
-    """The rescorer's biases given the target's own tokens; offset 1 has none, its parent is the root."""
-    own = torch.where(blocks.labels >= 0, blocks.labels, blocks.token_ids)
-    before = own[:, :, :-1].flatten(0, 1)  # (b*A, L)
-
-    def bias(states: Tensor, rows: slice) -> Tensor:
-        ids = before[rows, :, None].to(states.device)
-        later = rescorer.bias(states[:, 1:], ids[:, 1:], None, embedding)[:, :, 0].float()
-        return F.pad(later, (0, 0, 1, 0))
-
-    return bias
 
 
 def pad_rows(rows: Sequence[Tensor], multiple: int = 32) -> Tensor:
@@ -173,7 +175,7 @@ def pad_rows(rows: Sequence[Tensor], multiple: int = 32) -> Tensor:
     return torch.stack([F.pad(r, (0, 0, 0, longest - len(r))) for r in rows])
 
 
-def _teacher_states(samples: Sequence[Sample], blocks: Blocks, device: torch.device) -> Tensor:
+def teacher_states(samples: Sequence[Sample], blocks: Blocks, device: torch.device) -> Tensor:
     """(b*A, L, H): the target's state one row before each labelled position, which is what predicts it."""
     assert all(s.last_hidden is not None for s in samples)
     states = pad_rows([s.last_hidden for s in samples if s.last_hidden is not None]).to(device)
@@ -183,7 +185,8 @@ def _teacher_states(samples: Sequence[Sample], blocks: Blocks, device: torch.dev
     return gathered.reshape(-1, size - 1, states.shape[-1])
 
 
-def _accuracy(predicted: Tensor, labels: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+def accuracy(predicted: Tensor, labels: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """(L,) hits and labelled slots at each offset from the first hidden one."""
     offset = (hidden.cumsum(-1) - 1).clamp(min=0)
     counts = torch.zeros(2, labels.shape[-1], device=labels.device)
     counts[0].index_add_(0, offset.flatten(), ((predicted == labels) & hidden).float().flatten())

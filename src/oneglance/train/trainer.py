@@ -19,19 +19,17 @@ import torch
 from accelerate import Accelerator
 
 from oneglance.core import InputError
-from oneglance.drafters.checkpoint import save_checkpoint
-from oneglance.drafters.head import BlockHead, HeadConfig
-from oneglance.drafters.rescorer import save_rescorer
+from oneglance.drafters.head import DraftConfig
 from oneglance.targets.base import Target
 from oneglance.train.blocks import build_blocks, generator
 from oneglance.train.checkpoints import Checkpoints, head_card
 from oneglance.train.collect import encoding
-from oneglance.train.evaluate import Accuracy, heldout_accuracy, heldout_tau
+from oneglance.train.evaluate import Accuracy, heldout_accuracy, heldout_tau, serving
 from oneglance.train.features import DiskStore, MemoryStore, NoStore, Store, key_of
-from oneglance.train.initial import initial_head, initial_rescorer
+from oneglance.train.kinds import kind_of
 from oneglance.train.recipe import HeadRecipe
 from oneglance.train.runlog import log, open_run
-from oneglance.train.step import PackedHead, Sample, StepResult, block_loss, run_target
+from oneglance.train.step import Sample, StepResult, run_target
 from oneglance.train.traces import Trace, check_disjoint, read_mixed, read_traces
 
 
@@ -73,30 +71,32 @@ class HeadTrainer:
         self.train_rows = _usable(read_mixed(recipe.data.train_folders))
         self.heldout_rows = _usable(read_traces(recipe.data.heldout).rows) if recipe.data.heldout else []
         check_disjoint(self.train_rows, self.heldout_rows)
-        self.config, head, self.reinitialised = initial_head(recipe, target)
+        self.kind = kind_of(recipe.kind)
+        head, self.reinitialised = self.kind.initial(recipe, target, self.train_rows)
+        self.config: DraftConfig = head.config
         self.objective = recipe.objective.build()
         optimiser = recipe.optimiser
-        packed = PackedHead(head.float(), initial_rescorer(recipe, target, head, self.reinitialised))
+        packed = self.kind.pack(head.float())
         adam = torch.optim.AdamW(
-            _parameter_groups(packed, recipe), betas=optimiser.betas, weight_decay=optimiser.weight_decay
+            packed.parameters(), lr=optimiser.lr, betas=optimiser.betas, weight_decay=optimiser.weight_decay
         )
         self.packed, self.adam = self.accelerator.prepare(packed, adam)
         self.checkpoints = Checkpoints(out / "checkpoints", keep=recipe.schedule.keep)
         self._store = self._feature_store()
 
     @property
-    def learner(self) -> PackedHead:
-        inner = self.accelerator.unwrap_model(self.packed)
-        assert isinstance(inner, PackedHead)
-        return inner
+    def head(self) -> Any:
+        """The head in training; its class is the kind's."""
+        return self.accelerator.unwrap_model(self.packed).head
 
     @property
-    def head(self) -> BlockHead:
-        return self.learner.head
+    def num_parameters(self) -> int:
+        """That are trained; embedding and lm_head of the target are not among them (Table 2)."""
+        return sum(parameter.numel() for parameter in self.head.parameters())
 
     @property
-    def head_config(self) -> HeadConfig:
-        return self.head.config
+    def head_config(self) -> DraftConfig:
+        return self.config
 
     @property
     def num_steps(self) -> int:
@@ -143,12 +143,12 @@ class HeadTrainer:
             start = steps[-1] if steps and resume else 0
             open_run(self.out, self.recipe, rows=rows, start=start, resume=resume)
         self.accelerator.wait_for_everyone()
-        return self.checkpoints.restore(self.learner, self.adam) if resume else 0
+        return self.checkpoints.restore(self.kind, self.head, self.adam) if resume else 0
 
     def _finish(self) -> None:
         self._store.flush()
         if self.accelerator.is_main_process:
-            write_head(self.learner, self.recipe, self.target, self.out / "head", step=self.num_steps)
+            write_head(self.head, self.recipe, self.target, self.out / "head", step=self.num_steps)
         self.accelerator.wait_for_everyone()
         if self.accelerator.trackers:
             self.accelerator.end_training()
@@ -174,7 +174,7 @@ class HeadTrainer:
         self.accelerator.clip_grad_norm_(self.packed.parameters(), optimiser.clip)
         for group in self.adam.param_groups:
             group["lr"] = learning_rate(
-                group["peak"], step, self.num_steps, optimiser.warmup_share, optimiser.final_share
+                optimiser.lr, step, self.num_steps, optimiser.warmup_share, optimiser.final_share
             )
         self.adam.step()
         self.adam.zero_grad()
@@ -191,7 +191,7 @@ class HeadTrainer:
             rngs=[generator("blocks", self.recipe.seed, row.id, step) for row in rows],
         )
         with self.accelerator.autocast():
-            return block_loss(self.packed, self.target, samples, blocks, self.objective, rescorer=self.learner.rescorer)
+            return self.kind.loss(self.packed, self.target, samples, blocks, self.objective)
 
     def _rows(self, index: int) -> list[Trace]:
         """The rows of micro-batch ``index`` of the whole run; epochs are reshuffled."""
@@ -232,8 +232,8 @@ class HeadTrainer:
     def _report(self, step: int, loss: float, result: StepResult | None, rate: float, evaluated: bool) -> Progress:
         accuracy = tau = None
         if evaluated and self.accelerator.is_main_process:
-            accuracy = heldout_accuracy(self.learner, self.target, (self._sample(r) for r in self.heldout_rows))
-            tau = heldout_tau(self.learner, self.target, self.heldout_rows, self.recipe)
+            accuracy = heldout_accuracy(self.kind, self.head, self.target, (self._sample(r) for r in self.heldout_rows))
+            tau = heldout_tau(self.kind, self.head, self.target, self.heldout_rows, self.recipe)
         top1 = (result.hits / result.labelled.clamp(min=1)).tolist() if result else []
         progress = Progress(step, self.num_steps, loss, top1, rate, accuracy, tau)
         if self.accelerator.is_main_process:
@@ -246,7 +246,7 @@ class HeadTrainer:
         if self.accelerator.is_main_process:
             card = head_card(self.recipe, self.config, self.target, step=step)
             heldout = progress.heldout if progress else None
-            self.checkpoints.save(step, self.learner, self.adam, card, top1=heldout.top1 if heldout else None)
+            self.checkpoints.save(step, self.kind, self.head, self.adam, card, top1=heldout.top1 if heldout else None)
         self.accelerator.wait_for_everyone()
 
 
@@ -271,25 +271,11 @@ def as_scalars(progress: Progress) -> dict[str, float]:
     return scalars | {f"heldout_tau/{task}": tau for task, tau in (progress.tau or {}).items()}
 
 
-def write_head(learner: PackedHead, recipe: HeadRecipe, target: Target, folder: Path, *, step: int) -> None:
-    """Write the final head, in the recipe's ``save_dtype``, and its rescorer."""
-    dtype, head = getattr(torch, recipe.save_dtype), learner.head
-    saved = BlockHead(head.config).to(dtype)
-    saved.load_state_dict({key: value.to(dtype) for key, value in head.state_dict().items()})
-    save_checkpoint(saved, folder, head_card(recipe, head.config, target, step=step, dtype=recipe.save_dtype))
-    if learner.rescorer is not None:
-        training = {"recipe": recipe.model_dump(mode="json"), "step": step}
-        save_rescorer(learner.rescorer, folder, head=saved, training=training)
-
-
-def _parameter_groups(packed: PackedHead, recipe: HeadRecipe) -> list[dict[str, Any]]:
-    """What is trained, each group with its peak learning rate."""
-    groups = []
-    if recipe.rescorer is None or not recipe.rescorer.freeze_head:
-        groups.append({"params": list(packed.head.parameters()), "peak": recipe.optimiser.lr})
-    if recipe.rescorer is not None and packed.rescorer is not None:
-        groups.append({"params": list(packed.rescorer.parameters()), "peak": recipe.rescorer.lr})
-    return groups
+def write_head(head: Any, recipe: HeadRecipe, target: Target, folder: Path, *, step: int) -> None:
+    """Write the final head, in the recipe's ``save_dtype``."""
+    dtype = getattr(torch, recipe.save_dtype)
+    card = head_card(recipe, head.config, target, step=step, dtype=recipe.save_dtype)
+    kind_of(recipe.kind).save(serving(head, dtype), folder, card)
 
 
 def _accelerator(recipe: HeadRecipe, target: Target, out: Path, trackers: Sequence[Any]) -> Accelerator:

@@ -1,0 +1,143 @@
+"""``oneglance train-matched``: an EAGLE-3 head on a block head's traces, schedule and batch, and both on one probe."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from oneglance.commands import opening, options, terminal
+from oneglance.commands.train import Overrides, Recipe, Resume, follow, introduce, process_state
+from oneglance.core import InputError
+
+if TYPE_CHECKING:
+    from oneglance.targets.base import Target
+    from oneglance.train.matched import Score
+    from oneglance.train.recipe import HeadRecipe
+
+Out = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Both runs; default runs/ and the recipe's name.")]
+Layers = Annotated[
+    str | None, typer.Option(metavar="I,J,K", help="EAGLE-3's kept layers; default its own rule, early, middle, late.")
+]
+DraftVocab = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="EAGLE-3 drafts over the N most frequent ids; default all.")
+]
+Depths = Annotated[str, typer.Option(metavar="N,…", help="Lengths of EAGLE-3's chains.")]
+Sizes = Annotated[str | None, typer.Option(metavar="N,…", help="Probe prompts; default 16 to 256, as there are.")]
+Second = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Traces of a second corpus to score both on.")]
+ProbeTokens = Annotated[int, typer.Option("--max-new-tokens", metavar="N", min=2, help="Cap of a probe answer.")]
+
+
+def train_matched(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    out: Out = None,
+    layers: Layers = None,
+    draft_vocab: DraftVocab = None,
+    depths: Depths = "3,7",
+    sizes: Sizes = None,
+    second: Second = None,
+    max_new_tokens: ProbeTokens = 64,
+    budget: options.Budget = options.BUDGET,
+    resume: Resume = False,
+    device: options.Device = None,
+    threads: options.Threads = None,
+    json: options.Json = False,
+) -> None:
+    """Train an EAGLE-3 head and the block head of RECIPE alike, then compare them on the held-out traces.
+
+    Both start from scratch and see the same samples in the same order, batch and learning rate; head and objective
+    differ. The probe decodes greedily under every arm in turn: τ, time, and their ratios to the tree, with 95 %
+    bootstrap intervals over prompts. --resume goes on with whichever run was killed and skips what is done.
+    """
+    from oneglance.targets import open_target
+    from oneglance.train.matched import arms, matched_recipe, probe, probe_sizes, scores
+    from oneglance.train.recipe import load_recipe
+    from oneglance.train.traces import read_traces
+
+    plan = load_recipe(recipe, overrides or [])
+    opening.check_tree(budget, None)
+    lengths, asked = numbers("--depths", depths), numbers("--sizes", sizes) if sizes else None
+    theirs = matched_recipe(
+        plan, layer_ids=tuple(numbers("--layers", layers)) if layers else None, draft_vocab_size=draft_vocab
+    )
+    if plan.data.heldout is None:
+        raise InputError(f"recipe {plan.name!r} has no data.heldout, which the probe decodes; collect some and name it")
+    corpora = {str(plan.data.heldout): read_traces(plan.data.heldout).rows}
+    corpora |= {str(second): read_traces(second).rows} if second else {}
+    chosen = {name: probe_sizes(asked, len(rows)) for name, rows in corpora.items()}
+    opening.set_threads(threads)
+    state = process_state(device)
+    folder = out or Path("runs") / f"{plan.name}-matched"
+    target = open_target(plan.target, dtype=plan.target_dtype, device=device or str(state.device))
+    console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, quiet=json)
+    trained = {
+        name: train_one(own, target, folder / name, console, resume=resume)
+        for name, own in (("block", plan), ("eagle3", theirs))
+    }
+    drafters = arms(folder / "block" / "head", folder / "eagle3" / "head", target, budget=budget, depths=lengths)
+    found: list[Score] = []
+    for name, rows in corpora.items():
+        options_ = {"long_side": plan.image_long_side, "max_new_tokens": max_new_tokens}
+        found += scores(name, list(probe(target, drafters, rows[: max(chosen[name])], **options_)), chosen[name])
+    result = {"out": str(folder), "budget": budget, **trained, "probe": [score.as_dict() for score in found]}
+    if json:
+        terminal.write_json(result)
+    else:
+        show(Console(highlight=False), found)
+
+
+def numbers(option: str, text: str) -> list[int]:
+    """Positive numbers, or 0 for a layer, comma-separated.
+
+    Raises:
+        InputError: something else.
+    """
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise InputError(f"{option} takes numbers such as 3,7, got {text!r}") from error
+    if min(found) < (0 if option == "--layers" else 1):
+        raise InputError(f"{option} takes numbers from 1 on, got {text!r}")
+    return found
+
+
+def train_one(plan: HeadRecipe, target: Target, folder: Path, console: Console, *, resume: bool) -> dict[str, Any]:
+    """Train one of the two to its end; where it is there already, nothing."""
+    from oneglance.train.trainer import HeadTrainer
+
+    trainer = HeadTrainer(plan, target, folder)
+    facts = {"head": str(folder / "head"), "parameters": trainer.num_parameters, "steps": trainer.num_steps}
+    introduce(trainer, console)
+    started = time.perf_counter()
+    reports = follow(trainer, console, resume=resume)
+    loss = reports[-1].loss if reports else None
+    return {**facts, "loss": loss, "train_s": time.perf_counter() - started}
+
+
+def show(console: Console, found: list[Score]) -> None:
+    """A table a corpus."""
+    for corpus in dict.fromkeys(score.corpus for score in found):
+        table = Table(
+            "arm", "n", "τ", "passes", "ms/token", "tree's τ over it", "its time over the tree's", "identical",
+            title=terminal.visible(corpus), title_justify="left",
+        )  # fmt: skip
+        for score in (s for s in found if s.corpus == corpus):
+            ratios = [
+                f"{r.value:.2f} [{r.low:.2f}, {r.high:.2f}]" if r else "" for r in (score.tau_ratio, score.time_ratio)
+            ]
+            table.add_row(
+                score.arm,
+                str(score.n),
+                f"{score.tau:.2f}",
+                f"{score.passes:.1f}",
+                f"{score.ms_per_token:.2f}",
+                *ratios,
+                f"{score.identical}/{score.n}",
+            )
+        console.print(table)
+    console.print("τ: kept tokens a round, bonus included. passes: draft passes a round.")

@@ -1,0 +1,67 @@
+"""Settings of a drafter, written after its name: ``ngram:max_ngram=4:num_draft=12``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from oneglance.core import InputError
+
+
+class Settings(BaseModel):
+    """Frozen, and a name nobody knows is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class NoSettings(Settings):
+    """A drafter without settings of its own."""
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def split(name: str) -> tuple[str, dict[str, str]]:
+    """A drafter's name and what follows it.
+
+    Raises:
+        InputError: a setting is not of the form name=value.
+    """
+    bare, *pairs = name.split(":")
+    settings = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise InputError(f"drafter {name!r}: settings look like {bare}:name=value, got {pair!r}")
+        settings[key] = value
+    return bare, settings
+
+
+def read_settings(kind: type[S], drafter: str, given: Mapping[str, object]) -> S:
+    """Check settings.
+
+    Raises:
+        InputError: an unknown name or a bad value; the message lists the names.
+    """
+    try:
+        return kind(**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        known = ", ".join(kind.model_fields) or "none"
+        where = ".".join(map(str, first["loc"]))
+        what = f"{where}: {first['msg']}" if where else first["msg"].removeprefix("Value error, ")
+        raise InputError(f"drafter {drafter!r}: {what}; its settings: {known}") from error
+
+
+def check_tree_options(drafter: str, budget: int, branch_k: int | None) -> None:
+    """Refuse what a baseline's trees cannot have.
+
+    Raises:
+        InputError: no nodes, or a rank limit, which only offset-wise marginals know.
+    """
+    if budget < 1:
+        raise InputError(f"budget must be at least 1, got {budget}; use drafter 'none' for plain decoding")
+    if branch_k is not None:
+        raise InputError(f"drafter {drafter!r} takes no branch_k; leave it out")

@@ -1,0 +1,104 @@
+"""What every drafter owes the loop, over the whole registry: valid trees, the target's own text, and a clean end."""
+
+from functools import cache
+
+import pytest
+import torch
+
+from baselines import EVERY, MAKERS
+from conformance import checks
+from conformance.conftest import tiny
+from helpers import decode_ids, hf_generate, prompt, start
+from oneglance.core import EMPTY_TREE, SamplingParams
+from oneglance.decoder import Decoder
+from oneglance.drafters import DRAFTERS
+from oneglance.targets.base import Target
+from oneglance.targets.state import Inputs
+from oneglance.testing import FAMILIES
+
+NUM_TOKENS = 20
+IMAGES = {"qwen3_vl": 2, "qwen2_5_vl": 1, "mllama": 1, "qwen3": 0, "llama": 0}
+
+
+@cache
+def problem(family: str) -> tuple[Target, Inputs, list[int]]:
+    target = tiny(family, "sdpa")
+    inputs = prompt(target, IMAGES[family], text="one two one two one")
+    return target, inputs, hf_generate(target, inputs, NUM_TOKENS)
+
+
+def test_every_registered_drafter_is_under_test() -> None:
+    assert MAKERS.keys() == DRAFTERS.keys()
+
+
+@pytest.mark.parametrize(
+    ("family", "budget"), [("qwen3_vl", 1), ("qwen3_vl", 63), *((family, 6) for family in FAMILIES[1:])]
+)
+@pytest.mark.parametrize("label", EVERY)
+def test_any_drafter_gives_the_targets_own_text(label: str, family: str, budget: int) -> None:
+    target, inputs, reference = problem(family)
+    drafter = EVERY[label](target, budget)
+    generation = decode_ids(Decoder(target, drafter), inputs, NUM_TOKENS).generation
+    assert generation.token_ids == reference
+    assert generation.fell_back is None
+    assert all(len(r.tree) <= budget for r in generation.rounds)
+    if label == "itself":
+        assert max(r.verdict.num_accepted for r in generation.rounds) == min(budget, 8)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("label", EVERY)
+def test_trees_are_no_deeper_than_asked_for_and_propose_no_placeholder(label: str) -> None:
+    target, inputs, _ = problem("qwen3_vl")
+    drafter = EVERY[label](target, 63)
+    for max_depth in (0, 1, 3, 99):
+        state, root = start(target, inputs, drafter.target_layer_ids)
+        tree = drafter.draft(root, state, drafter.start(state), max_depth=max_depth)
+        assert max(tree.depths, default=0) <= max_depth
+        assert not set(tree.token_ids) & set(target.placeholder_ids)
+        siblings = list(zip(tree.parents, tree.token_ids, strict=True))
+        assert len(set(siblings)) == len(siblings)
+        assert drafter.num_passes(tree) >= 0
+        if not max_depth:
+            assert (tree, drafter.num_passes(tree)) == (EMPTY_TREE, 0)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("label", EVERY)
+def test_skipped_rounds_lose_no_context(label: str) -> None:
+    """Rounds that commit a path, rounds without a draft: the next tree is that of a drafter that starts there."""
+    target, inputs, reference = problem("qwen3_vl")
+    drafter = EVERY[label](target, 31)
+    state, root = start(target, inputs, drafter.target_layer_ids)
+    draft_state = drafter.start(state)
+    for asks in (True, True, False, False, True, True):
+        if asks:
+            tree = drafter.draft(root, state, draft_state, max_depth=15)
+            committed = state.token_ids[len(inputs.token_ids) : -1]
+            fresh = target.prefill(target.extend(inputs, committed), drafter.target_layer_ids)
+            fresh.token_ids.append(root)
+            again = drafter.draft(root, fresh, drafter.start(fresh), max_depth=15)
+            assert (again.token_ids, again.parents) == (tree.token_ids, tree.parents)
+            assert drafter.num_passes(again) == drafter.num_passes(tree)
+        rows = target.verify(state, root, EMPTY_TREE if not asks else tree)
+        choices = rows.argmax(-1).tolist()
+        path, tokens = [0], [choices[0]]
+        while asks and (child := tree.children[path[-1]].get(tokens[-1])) is not None:
+            path.append(child)
+            tokens.append(choices[child])
+        target.commit(state, path, tokens)
+        root = tokens[-1]
+    done = state.token_ids[len(inputs.token_ids) :][:NUM_TOKENS]
+    assert done == reference[: len(done)]
+
+
+@pytest.mark.parametrize("label", EVERY)
+def test_an_early_stop_and_other_prompts_leave_nothing_behind(label: str) -> None:
+    target, inputs, reference = problem("qwen3_vl")
+    decoder = Decoder(target, EVERY[label](target, 15))
+    with decoder.stream_inputs(inputs, SamplingParams(max_new_tokens=NUM_TOKENS)) as stream:
+        next(stream)
+        next(stream)
+    other = prompt(target, 1, text="something else", seed=5)
+    checks.check_identity(target, decoder.drafter, other, hf_generate(target, other, 9))
+    checks.check_identity(target, decoder.drafter, inputs, reference)
