@@ -44,8 +44,8 @@ fuzz: $(STAMP) ## the property tests on 2,000 new examples each, other ones ever
 soak: $(STAMP) ## 20,000 rounds at temperature 1: flat memory, exact text
 	SOAK_ROUNDS=20000 $(BIN)/pytest tests/properties/test_soak.py
 
-audit-full: $(STAMP) ## the whole identity audit: 200 prompts × every budget × tree and chain
-	$(BIN)/oneglance audit --prompts $(PROMPTS) --tasks all --dtype float32 \
+audit-full: $(STAMP) ## 200 prompts × every budget × tree and chain, against the plain loop and HF generate
+	$(BIN)/oneglance audit --prompts $(PROMPTS) --tasks all --dtype float32 --hf \
 	  $(foreach budget,$(BUDGETS),--budget $(budget)) --tree best_first --tree chain
 
 kill-resume: $(STAMP) ## kill a training run at random moments and resume it, TRIALS times (default 50)

@@ -101,7 +101,9 @@ def reference(
 def hf_generate(target: Target, inputs: Inputs, *, max_new_tokens: int) -> list[int]:
     """New tokens of transformers' own ``generate(do_sample=False)``."""
     config = hf.greedy_config(target.model, max_new_tokens=max_new_tokens)
-    out = target.model.generate(**inputs.tensors, generation_config=config)
+    hf.forget_positions(target.model)
+    ids = inputs.tensors["input_ids"]  # without a mask, a padding token of the prompt would count as padding
+    out = target.model.generate(**inputs.tensors, attention_mask=torch.ones_like(ids), generation_config=config)
     new: list[int] = out[0, len(inputs.token_ids) :].tolist()
     return new
 
@@ -278,7 +280,7 @@ def audit(
     for case in cases:
         truth = reference(target, case.inputs, max_new_tokens=max_new_tokens, params=params)
         report.min_gap = min(report.min_gap, *truth.gaps)
-        if compare_hf and params == SamplingParams(max_new_tokens=max_new_tokens):
+        if compare_hf and replace(params, seed=None) == SamplingParams(max_new_tokens=max_new_tokens):
             report.hf.add(hf_generate(target, case.inputs, max_new_tokens=max_new_tokens) == truth.token_ids)
         for name, drafter in drafters.items():
             got, perturbation = _decode(target, drafter, case, truth, params)

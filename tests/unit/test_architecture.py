@@ -31,6 +31,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"audit", "calibrate", "matrix", "train", "bench", "report", "serve", "engines", "testing"}),
     frozenset({"commands"}),
     frozenset({"cli"}),
+    frozenset({"__main__"}),
 )
 LAYER_OF = {room: depth for depth, rooms in enumerate(LAYERS) for room in rooms}
 TOOLS = LAYER_OF["audit"]  # the one layer whose rooms may use each other

@@ -65,6 +65,18 @@ def test_exact_arms_pass(target: Target) -> None:
     assert report.num_tokens == 3 * len(reference(target, case(target).inputs, max_new_tokens=CAP).token_ids)
 
 
+@pytest.mark.parametrize(
+    ("params", "total"),
+    [(None, 1), (SamplingParams(seed=0), 1), (SamplingParams(seed=0, temperature=1.0), 0)],
+    ids=["default", "a seed that greedy text has no use for", "drawn"],
+)
+def test_transformers_own_generate_is_compared_wherever_it_can_be(
+    target: Target, params: SamplingParams | None, total: int
+) -> None:
+    (report,) = list(audit(target, {}, [case(target)], max_new_tokens=CAP, params=params))
+    assert report.as_dict()["hf_generate"] == {"identical": total, "total": total}
+
+
 def test_a_wrong_position_is_a_bug(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     right = type(target).packed_arguments
 
