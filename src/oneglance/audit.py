@@ -6,7 +6,6 @@ with the loop it judges. Each divergence is judged again in float64: a *tie* if 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
@@ -15,10 +14,12 @@ import torch
 from torch import Tensor
 
 from oneglance.accept import Decision, argmax, gumbel
-from oneglance.core import AcceptRule, Drafter, SamplingParams, TokenTree, Verdict
+from oneglance.core import AcceptRule, Drafter, Generation, SamplingParams, TokenTree, Verdict
 from oneglance.decoder import Decoder
+from oneglance.drafters.plain import NoDrafter
 from oneglance.targets import hf
 from oneglance.targets.base import Target
+from oneglance.targets.passes import FreeShape
 from oneglance.targets.processing import processors
 from oneglance.targets.state import Inputs
 
@@ -31,11 +32,11 @@ BindDrafter = Callable[[Target], Drafter]
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Plain decoding of one prompt.
+    """One decoded prompt, with what each token was chosen from.
 
     Attributes:
         token_ids: (T,) new tokens.
-        rows: (T, V) the model's logits before each, without processors.
+        rows: (T, V) float32, the model's logits before each, without processors.
         gaps: (T,) how far the second choice was behind, in logit units, after processors and with the noise of a draw.
     """
 
@@ -98,64 +99,62 @@ def reference(
 
 
 @torch.inference_mode()
-def hf_generate(target: Target, inputs: Inputs, *, max_new_tokens: int) -> list[int]:
-    """New tokens of transformers' own ``generate(do_sample=False)``."""
+def hf_generate(target: Target, inputs: Inputs, *, max_new_tokens: int) -> Reference:
+    """transformers' own ``generate(do_sample=False)``."""
     config = hf.greedy_config(target.model, max_new_tokens=max_new_tokens)
+    config.return_dict_in_generate = config.output_logits = config.output_scores = True
     hf.forget_positions(target.model)
     ids = inputs.tensors["input_ids"]  # without a mask, a padding token of the prompt would count as padding
     out = target.model.generate(**inputs.tensors, attention_mask=torch.ones_like(ids), generation_config=config)
-    new: list[int] = out[0, len(inputs.token_ids) :].tolist()
-    return new
+    best = torch.cat(out.scores).topk(2).values.float()
+    return Reference(
+        out.sequences[0, ids.shape[1] :].tolist(), torch.cat(out.logits).float(), (best[:, 0] - best[:, 1]).tolist()
+    )
 
 
-class Watched:
-    """An accept rule that measures how far packed rows are from the reference's rows at the same prefix.
+class Traced(Decoder):
+    """A decoder that keeps the row behind every token of the last prompt, for comparison with another's.
 
     Attributes:
-        perturbation: largest absolute logit difference seen while the prefixes agreed.
+        rows: (V,) each, as verified.
+        gaps: margins, as the accept rule saw them.
     """
 
-    def __init__(self, rule: AcceptRule, truth: Reference, prompt_length: int) -> None:
-        self._rule = rule
-        self._truth = truth
-        self._prompt_length = prompt_length
-        self.perturbation = 0.0
-
-    def first(self, row: Tensor, prefix: Sequence[int]) -> int:
-        self._compare(row, 0)
-        return self._rule.first(row, prefix)
-
-    def __call__(self, tree: TokenTree, rows: Tensor, prefix: Sequence[int]) -> Verdict:
-        verdict = self._rule(tree, rows, prefix)
-        known = list(prefix[self._prompt_length :])
-        for node, token in zip(verdict.path, verdict.token_ids, strict=True):
-            if known != self._truth.token_ids[: len(known)]:
-                break
-            self._compare(rows[node], len(known))
-            known.append(token)
-        return verdict
-
-    def _compare(self, row: Tensor, position: int) -> None:
-        if position < len(self._truth.rows):
-            difference = (row.float() - self._truth.rows[position].to(row.device)).abs()
-            finite = difference[torch.isfinite(difference)]  # processors set some logits to -inf
-            self.perturbation = max(self.perturbation, float(finite.max()) if len(finite) else 0.0)
-
-
-class WatchedDecoder(Decoder):
-    """A decoder whose accept rule is watched for one prompt."""
-
-    def __init__(self, target: Target, drafter: Drafter, truth: Reference) -> None:
+    def __init__(self, target: Target, drafter: Drafter) -> None:
         super().__init__(target, drafter)
-        self._truth = truth
-        self.watched: Watched | None = None
+        self.rows: list[Tensor] = []
+        self.gaps: list[float] = []
 
     def accept_rule(
         self, inputs: Inputs, params: SamplingParams, watch: Callable[[Decision], None] | None = None
     ) -> AcceptRule:
-        rule = super().accept_rule(inputs, params, watch)
-        self.watched = Watched(rule, self._truth, len(inputs.token_ids))
-        return self.watched
+        self.rows, self.gaps = [], []
+        return _Tracing(super().accept_rule(inputs, params, lambda chosen: self.gaps.append(chosen.margin)), self.rows)
+
+    def trace(self, inputs: Inputs, params: SamplingParams) -> tuple[Reference, Generation]:
+        """Decode a prompt to its end."""
+        stream = self.stream_inputs(inputs, params)
+        for _ in stream:
+            pass
+        size = len(ids := stream.generation.token_ids)
+        return Reference(ids, torch.stack(self.rows[:size]).float(), self.gaps[:size]), stream.generation
+
+
+class _Tracing:
+    """An accept rule that keeps the rows its tokens were read off."""
+
+    def __init__(self, rule: AcceptRule, rows: list[Tensor]) -> None:
+        self._rule = rule
+        self._rows = rows
+
+    def first(self, row: Tensor, prefix: Sequence[int]) -> int:
+        self._rows.append(row)
+        return self._rule.first(row, prefix)
+
+    def __call__(self, tree: TokenTree, rows: Tensor, prefix: Sequence[int]) -> Verdict:
+        verdict = self._rule(tree, rows, prefix)
+        self._rows.extend(rows[node].clone() for node in verdict.path)  # a view would keep the whole pass
+        return verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +175,7 @@ class Divergence:
         position: 0-based index among the new tokens.
         expected, got: token ids of the reference and of ours; None past an end.
         gap: the reference's top-2 logit gap there.
-        perturbation: largest packed-versus-unpacked difference on this prompt.
+        perturbation: largest difference of the two loops' rows on this prompt, up to there.
         verdict: tie if both loops agree there in float64, else bug.
     """
 
@@ -210,7 +209,7 @@ class AuditReport:
     Attributes:
         overall: prompts times arms.
         per_task, per_arm: the same, split.
-        hf: the reference against transformers' ``generate``.
+        hf: transformers' ``generate`` against the reference.
         num_tokens: tokens compared.
         max_logit_perturbation: largest packed-versus-unpacked difference (logit units).
         min_gap: smallest top-2 gap of the reference.
@@ -232,8 +231,8 @@ class AuditReport:
 
     @property
     def bugs(self) -> int:
-        """Divergences that are no ties, and references that transformers' ``generate`` does not share."""
-        return len(self.divergences) - self.ties + self.hf.total - self.hf.identical
+        """Divergences that are no ties, those of transformers' ``generate`` among them."""
+        return len(self.divergences) - self.ties
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON object of ``oneglance audit --json``."""
@@ -263,12 +262,15 @@ def audit(
 ) -> Iterator[AuditReport]:
     """Decode each prompt by each arm and compare with the reference.
 
+    Where the target's packed passes have a fixed shape, the reference is the plain loop in passes of that shape: what
+    the mode promises is that these two agree.
+
     Args:
         target: the frozen model.
         arms: name → drafter for a target (bound anew in float64 where a divergence is judged).
         cases: prompts.
         max_new_tokens: cap.
-        compare_hf: also compare the reference with transformers' ``generate``; greedy text only.
+        compare_hf: also compare transformers' ``generate`` with the reference; greedy text of ordinary passes only.
         params: how tokens are chosen, with a seed where they are drawn; greedily if not given.
 
     Yields:
@@ -276,25 +278,27 @@ def audit(
     """
     params = _capped(params or SamplingParams(), max_new_tokens)
     report = AuditReport()
-    drafters = {name: bind(target) for name, bind in arms.items()}
+    is_free = isinstance(target.passes, FreeShape)
+    plain = decode_reference if is_free else decode_by(lambda _: NoDrafter())
+    others = {name: decode_by(bind) for name, bind in arms.items()}
+    if compare_hf and is_free and replace(params, seed=None) == SamplingParams(max_new_tokens=max_new_tokens):
+        others["generate"] = decode_hf
+    bound = {name: bind(target) for name, bind in others.items()}
+    decode_plain = plain(target)
     for case in cases:
-        truth = reference(target, case.inputs, max_new_tokens=max_new_tokens, params=params)
+        truth = decode_plain(case.inputs, params)
         report.min_gap = min(report.min_gap, *truth.gaps)
-        if compare_hf and replace(params, seed=None) == SamplingParams(max_new_tokens=max_new_tokens):
-            report.hf.add(hf_generate(target, case.inputs, max_new_tokens=max_new_tokens) == truth.token_ids)
-        for name, drafter in drafters.items():
-            got, perturbation = _decode(target, drafter, case, truth, params)
-            report.num_tokens += len(truth.token_ids)
-            report.max_logit_perturbation = max(report.max_logit_perturbation, perturbation)
-            at = first_difference(truth.token_ids, got)
-            for tally in (
-                report.overall,
-                report.per_task.setdefault(case.task, Tally()),
-                report.per_arm.setdefault(name, Tally()),
-            ):
+        for name, decode in bound.items():
+            got = decode(case.inputs, params)
+            at = first_difference(truth.token_ids, got.token_ids)
+            moved = perturbation(truth, got)
+            tallies = [report.hf] if name == "generate" else _tallies(report, case, name)
+            for tally in tallies:
                 tally.add(at is None)
+            if name != "generate":
+                report.num_tokens += len(truth.token_ids)
+                report.max_logit_perturbation = max(report.max_logit_perturbation, moved)
             if at is not None:
-                verdict = judge(target, arms[name], case, at, truth, perturbation, params)
                 report.divergences.append(
                     Divergence(
                         case=case.id,
@@ -302,39 +306,73 @@ def audit(
                         arm=name,
                         position=at,
                         expected=truth.token_ids[at] if at < len(truth.token_ids) else None,
-                        got=got[at] if at < len(got) else None,
+                        got=got.token_ids[at] if at < len(got.token_ids) else None,
                         gap=truth.gaps[at] if at < len(truth.gaps) else float("nan"),
-                        perturbation=perturbation,
-                        verdict=verdict,
+                        perturbation=moved,
+                        verdict=judge(target, plain, others[name], case.inputs, params, at, truth, moved),
                     )
                 )
         yield report
 
 
+# A way of decoding: bound to a target, again where a divergence is judged
+Decode = Callable[[Inputs, SamplingParams], Reference]
+BindDecode = Callable[[Target], Decode]
+
+
+def decode_reference(target: Target) -> Decode:
+    """By the model's own forward."""
+    return lambda inputs, params: reference(target, inputs, max_new_tokens=params.max_new_tokens, params=params)
+
+
+def decode_hf(target: Target) -> Decode:
+    """By transformers' ``generate``."""
+    return lambda inputs, params: hf_generate(target, inputs, max_new_tokens=params.max_new_tokens)
+
+
+def decode_by(bind: BindDrafter) -> BindDecode:
+    """By our loop."""
+
+    def bound(target: Target) -> Decode:
+        decoder = Traced(target, bind(target))
+        return lambda inputs, params: decoder.trace(inputs, params)[0]
+
+    return bound
+
+
 def judge(
     target: Target,
-    bind: BindDrafter,
-    case: Case,
+    plain: BindDecode,
+    other: BindDecode,
+    inputs: Inputs,
+    params: SamplingParams,
     at: int,
     truth: Reference,
-    perturbation: float,
-    params: SamplingParams,
+    moved: float,
 ) -> Literal["tie", "bug"]:
     """Whether a divergence is rounding: both loops agree up to and at it in float64, and the gap was small."""
-    if at >= len(truth.gaps):
+    if at >= len(truth.gaps) or truth.gaps[at] > rounding_bound(target, truth.rows[at], moved):
         return "bug"
-    finite = truth.rows[at][torch.isfinite(truth.rows[at])]
-    rounding = ROUNDING_ULPS * torch.finfo(target.dtype).eps * float(finite.abs().max())
-    if truth.gaps[at] > min(TIE_MARGIN * perturbation, rounding):
-        return "bug"
-    exact = type(target)(copy.deepcopy(target.model).double(), target.processor, name=target.name)
-    inputs = Inputs(
-        {k: v.double() if v.is_floating_point() else v for k, v in case.inputs.tensors.items()}, case.inputs.num_images
-    )
+    exact = target.in_float64()
+    wide = inputs.in_float64()
     params = _capped(params, at + 1)
-    truth64 = reference(exact, inputs, max_new_tokens=at + 1, params=params)
-    got64, _ = _decode(exact, bind(exact), Case(case.id, case.task, inputs), truth64, params)
-    return "tie" if first_difference(truth64.token_ids, got64) is None else "bug"
+    one, two = (bind(exact)(wide, params).token_ids for bind in (plain, other))
+    return "tie" if one == two else "bug"
+
+
+def rounding_bound(target: Target, row: Tensor, moved: float) -> float:
+    """The widest top-2 gap of a row (V,) that rounding may close, where rows were seen to move by ``moved``."""
+    largest = float(row[torch.isfinite(row)].abs().max())
+    return min(TIE_MARGIN * moved, ROUNDING_ULPS * torch.finfo(target.dtype).eps * largest)
+
+
+def perturbation(one: Reference, other: Reference) -> float:
+    """Largest difference of two decodings' logits up to and at their first different token."""
+    at = first_difference(one.token_ids, other.token_ids)
+    size = min(len(one.rows), len(other.rows), len(one.rows) if at is None else at + 1)
+    difference = (one.rows[:size] - other.rows[:size].to(one.rows.device)).abs()
+    finite = difference[torch.isfinite(difference)]
+    return float(finite.max()) if len(finite) else 0.0
 
 
 def first_difference(expected: Sequence[int], got: Sequence[int]) -> int | None:
@@ -345,15 +383,12 @@ def first_difference(expected: Sequence[int], got: Sequence[int]) -> int | None:
     return None if len(expected) == len(got) else min(len(expected), len(got))
 
 
-def _decode(
-    target: Target, drafter: Drafter, case: Case, truth: Reference, params: SamplingParams
-) -> tuple[list[int], float]:
-    decoder = WatchedDecoder(target, drafter, truth)
-    stream = decoder.stream_inputs(case.inputs, params)
-    for _ in stream:
-        pass
-    assert decoder.watched is not None
-    return stream.generation.token_ids, decoder.watched.perturbation
+def _tallies(report: AuditReport, case: Case, arm: str) -> list[Tally]:
+    return [
+        report.overall,
+        report.per_task.setdefault(case.task, Tally()),
+        report.per_arm.setdefault(arm, Tally()),
+    ]
 
 
 def _capped(params: SamplingParams, max_new_tokens: int) -> SamplingParams:

@@ -47,7 +47,10 @@ def test_first_difference(expected: list[int], got: list[int], at: int | None) -
 def test_the_reference_is_what_transformers_generates(target: Target) -> None:
     inputs = case(target).inputs
     truth = reference(target, inputs, max_new_tokens=CAP)
-    assert truth.token_ids == hf_generate(target, inputs, max_new_tokens=CAP)
+    generated = hf_generate(target, inputs, max_new_tokens=CAP)
+    assert truth.token_ids == generated.token_ids
+    assert generated.gaps == pytest.approx(truth.gaps, abs=1e-4)
+    assert torch.allclose(generated.rows, truth.rows, atol=1e-4)
     assert truth.rows.shape == (len(truth.token_ids), target.vocab_size)
     assert torch.equal(truth.rows.argmax(-1), torch.tensor(truth.token_ids))
     assert min(truth.gaps) > 0
