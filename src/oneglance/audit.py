@@ -1,115 +1,32 @@
 """Exactness, measured: our output against an independent plain loop, token for token (Thm. 1, Table 7).
 
-``reference`` decodes with the model's own forward, one token a pass. It shares no tree, mask, position or commit code
-with the loop it judges. Each divergence is judged again in float64: a *tie* if both loops agree there, else a *bug*.
+Each divergence is judged again in float64: a *tie* if both loops agree there, else a *bug*.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from oneglance.accept import Decision, argmax, gumbel
+from oneglance.accept import Decision
 from oneglance.core import AcceptRule, Drafter, Generation, SamplingParams, TokenTree, Verdict
 from oneglance.decoder import Decoder
-from oneglance.drafters.plain import NoDrafter
-from oneglance.targets import hf
+from oneglance.reference import Reference, capped, hf_generate, reference
 from oneglance.targets.base import Target
 from oneglance.targets.passes import FreeShape
-from oneglance.targets.processing import processors
 from oneglance.targets.state import Inputs
+
+__all__ = ["Reference", "audit", "hf_generate", "reference"]
 
 # A rounding flip needs a top-2 gap of the order of the perturbation, and that of the arithmetic: gap at most 10 times
 # the one and 100 units in the last place of the largest logit. A wider gap is a bug whatever float64 says.
 TIE_MARGIN = 10.0
 ROUNDING_ULPS = 100.0
 BindDrafter = Callable[[Target], Drafter]
-
-
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """One decoded prompt, with what each token was chosen from.
-
-    Attributes:
-        token_ids: (T,) new tokens.
-        rows: (T, V) float32, the model's logits before each, without processors.
-        gaps: (T,) how far the second choice was behind, in logit units, after processors and with the noise of a draw.
-    """
-
-    token_ids: list[int]
-    rows: Tensor
-    gaps: list[float]
-
-
-def plain_rows(target: Target, inputs: Inputs) -> Generator[Tensor, int, None]:
-    """The model's own forward, one token a pass: yields (1, V) logits in float32 and is sent the next token."""
-    model, cache = target.model, hf.new_cache(target.model.config)
-    keyword = hf.cache_keyword(model)
-    hf.forget_positions(model)
-    arguments: dict[str, Any] = dict(inputs.tensors)
-    ids = inputs.tensors["input_ids"]
-    while True:
-        with torch.inference_mode():
-            output = model(**arguments, **{keyword: cache}, use_cache=True, logits_to_keep=1)
-        token = yield output.logits[:, -1].float()
-        arguments = {"input_ids": ids.new_tensor([[token]])}
-        if "cross_attention_mask" in inputs.tensors:
-            arguments["cross_attention_mask"] = inputs.tensors["cross_attention_mask"][:, -1:]
-
-
-@torch.inference_mode()
-def reference(
-    target: Target, inputs: Inputs, *, max_new_tokens: int, params: SamplingParams | None = None
-) -> Reference:
-    """Plain decoding by the model's own forward, one token a pass, with nothing of ours in between.
-
-    Args:
-        target: only its HF model is used, and the processors of its generation config.
-        inputs: an encoded prompt.
-        max_new_tokens: cap, at least 1.
-        params: how tokens are chosen, with a seed where they are drawn; greedily if not given. Stop strings are not
-            looked at.
-    """
-    params = _capped(params or SamplingParams(), max_new_tokens)
-    eos = set(target.eos_ids)
-    processor = processors(target, inputs, params)
-    steps = plain_rows(target, inputs)
-    token_ids: list[int] = []
-    rows, gaps = [], []
-    context = inputs.tensors["input_ids"]
-    row = next(steps)
-    while True:
-        rows.append(row[0])
-        keys = row if processor is None else processor(context, row.clone())
-        if params.temperature:
-            assert params.seed is not None
-            keys = keys.cpu().double() + gumbel(params.seed, context.shape[1], keys.shape[1])
-        best = keys[0].topk(2).values.tolist()
-        gaps.append((best[0] - best[1]) * (params.temperature or 1.0))
-        token = argmax(keys).to(context.device)
-        token_ids.append(int(token))
-        if token_ids[-1] in eos or len(token_ids) == max_new_tokens:
-            return Reference(token_ids, torch.stack(rows), gaps)
-        context = torch.cat([context, token[None]], dim=1)
-        row = steps.send(token_ids[-1])
-
-
-@torch.inference_mode()
-def hf_generate(target: Target, inputs: Inputs, *, max_new_tokens: int) -> Reference:
-    """transformers' own ``generate(do_sample=False)``."""
-    config = hf.greedy_config(target.model, max_new_tokens=max_new_tokens)
-    config.return_dict_in_generate = config.output_logits = config.output_scores = True
-    hf.forget_positions(target.model)
-    ids = inputs.tensors["input_ids"]  # without a mask, a padding token of the prompt would count as padding
-    out = target.model.generate(**inputs.tensors, attention_mask=torch.ones_like(ids), generation_config=config)
-    best = torch.cat(out.scores).topk(2).values.float()
-    return Reference(
-        out.sequences[0, ids.shape[1] :].tolist(), torch.cat(out.logits).float(), (best[:, 0] - best[:, 1]).tolist()
-    )
 
 
 class Traced(Decoder):
@@ -276,15 +193,14 @@ def audit(
     Yields:
         The same growing report after each prompt.
     """
-    params = _capped(params or SamplingParams(), max_new_tokens)
+    params = capped(params or SamplingParams(), max_new_tokens)
     report = AuditReport()
     is_free = isinstance(target.passes, FreeShape)
-    plain = decode_reference if is_free else decode_by(lambda _: NoDrafter())
     others = {name: decode_by(bind) for name, bind in arms.items()}
     if compare_hf and is_free and replace(params, seed=None) == SamplingParams(max_new_tokens=max_new_tokens):
         others["generate"] = decode_hf
     bound = {name: bind(target) for name, bind in others.items()}
-    decode_plain = plain(target)
+    decode_plain = decode_reference(target)
     for case in cases:
         truth = decode_plain(case.inputs, params)
         report.min_gap = min(report.min_gap, *truth.gaps)
@@ -309,7 +225,7 @@ def audit(
                         got=got.token_ids[at] if at < len(got.token_ids) else None,
                         gap=truth.gaps[at] if at < len(truth.gaps) else float("nan"),
                         perturbation=moved,
-                        verdict=judge(target, plain, others[name], case.inputs, params, at, truth, moved),
+                        verdict=judge(target, others[name], case.inputs, params, at, truth, moved),
                     )
                 )
         yield report
@@ -321,7 +237,7 @@ BindDecode = Callable[[Target], Decode]
 
 
 def decode_reference(target: Target) -> Decode:
-    """By the model's own forward."""
+    """Plainly: by the model's own forward, or by single rows in passes of the fixed shape."""
     return lambda inputs, params: reference(target, inputs, max_new_tokens=params.max_new_tokens, params=params)
 
 
@@ -342,7 +258,6 @@ def decode_by(bind: BindDrafter) -> BindDecode:
 
 def judge(
     target: Target,
-    plain: BindDecode,
     other: BindDecode,
     inputs: Inputs,
     params: SamplingParams,
@@ -355,8 +270,8 @@ def judge(
         return "bug"
     exact = target.in_float64()
     wide = inputs.in_float64()
-    params = _capped(params, at + 1)
-    one, two = (bind(exact)(wide, params).token_ids for bind in (plain, other))
+    params = capped(params, at + 1)
+    one, two = (bind(exact)(wide, params).token_ids for bind in (decode_reference, other))
     return "tie" if one == two else "bug"
 
 
@@ -389,10 +304,3 @@ def _tallies(report: AuditReport, case: Case, arm: str) -> list[Tally]:
         report.per_task.setdefault(case.task, Tally()),
         report.per_arm.setdefault(arm, Tally()),
     ]
-
-
-def _capped(params: SamplingParams, max_new_tokens: int) -> SamplingParams:
-    """``params`` with another cap: the tokens up to it stay the same."""
-    minimum = params.min_new_tokens
-    least = None if minimum is None else min(minimum, max_new_tokens)
-    return replace(params, max_new_tokens=max_new_tokens, min_new_tokens=least)

@@ -201,6 +201,7 @@ def load(
     device: str | None = None,
     device_map: str | None = None,
     attention: str = "sdpa",
+    fixed_shape: bool = False,
 ) -> Decoder:
     """Open a target and its drafter.
 
@@ -215,6 +216,7 @@ def load(
         device: ``cpu``, ``cuda``, ``mps``.
         device_map: for accelerate, e.g. ``auto``.
         attention: ``sdpa`` or ``eager``.
+        fixed_shape: run every packed pass, plain decoding's too, in the one shape that the budget needs.
 
     Raises:
         InputError: something does not exist, does not fit, or is not supported; the message names the fix.
@@ -223,5 +225,12 @@ def load(
         raise InputError(f"target {target!r} needs a draft head: give head=…, or drafter='none' for plain decoding")
     chosen = policy(tree)
     bind = prepare(drafter, head or target)
-    opened = open_target(target, dtype=dtype, device=device, device_map=device_map, attention=attention)
+    opened = open_target(
+        target,
+        dtype=dtype,
+        device=device,
+        device_map=device_map,
+        attention=attention,
+        fixed_for_budget=budget if fixed_shape else None,
+    )
     return Decoder(opened, bind(opened, policy=chosen, budget=budget, branch_k=branch_k))

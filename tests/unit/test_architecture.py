@@ -27,7 +27,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"runner"}),
     frozenset({"decode"}),
     frozenset({"stream"}),
-    frozenset({"decoder"}),
+    frozenset({"decoder", "reference"}),
     frozenset({"audit", "calibrate", "matrix", "train", "bench", "report", "serve", "engines", "testing"}),
     frozenset({"commands"}),
     frozenset({"cli"}),

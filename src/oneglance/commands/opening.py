@@ -152,6 +152,7 @@ def open_decoder(
     device_map: str | None = None,
     attention: str = "sdpa",
     threads: int | None = None,
+    fixed_shape: bool = False,
 ) -> Decoder:
     """A decoder for the shared options, which have the same names.
 
@@ -174,4 +175,5 @@ def open_decoder(
         device=device,
         device_map=device_map,
         attention=attention,
+        fixed_shape=fixed_shape,
     )

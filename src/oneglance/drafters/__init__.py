@@ -18,6 +18,11 @@ DRAFTERS: dict[str, str] = {
 }
 
 
+def installed() -> dict[str, str]:
+    """Name → place of every drafter, this package's and other people's."""
+    return {**DRAFTERS, **{point.name: point.value for point in entry_points(group="oneglance.drafters")}}
+
+
 def prepare(name: str, head: str | None) -> Callable[..., Drafter]:
     """Load what a drafter needs before its target is opened.
 
@@ -32,7 +37,7 @@ def prepare(name: str, head: str | None) -> Callable[..., Drafter]:
         InputError: there is no such drafter.
         HeadError: its checkpoint cannot be loaded.
     """
-    known = {**DRAFTERS, **{point.name: point.value for point in entry_points(group="oneglance.drafters")}}
+    known = installed()
     if name not in known:
         raise InputError(f"unknown drafter {name!r}; choose one of {', '.join(sorted(known))}")
     module, attribute = known[name].split(":")

@@ -58,6 +58,7 @@ def open_target(
     device_map: str | None = None,
     attention: str = "sdpa",
     probe: bool = True,
+    fixed_for_budget: int | None = None,
 ) -> Target:
     """Open a frozen target.
 
@@ -67,7 +68,8 @@ def open_target(
         device: ``cpu``, ``cuda``, ``mps``, …; default CPU.
         device_map: for accelerate, e.g. ``auto``; not together with ``device``.
         attention: ``sdpa`` or ``eager``.
-        probe: run the row-independence probe.
+        probe: run the row-independence probe, and with a fixed shape that of slots.
+        fixed_for_budget: lay packed passes out in the fixed shape that trees of as many nodes fit into.
 
     Raises:
         TargetError: it cannot be loaded, or cannot be verified in packed passes.
@@ -76,7 +78,8 @@ def open_target(
     import transformers
 
     from oneglance.targets import hf
-    from oneglance.targets.probe import check_row_independence
+    from oneglance.targets.passes import FixedShape
+    from oneglance.targets.probe import check_row_independence, check_slot_independence
 
     if attention not in ("sdpa", "eager"):
         raise TargetError(f"attention {attention!r} cannot take an ancestor mask; use sdpa or eager")
@@ -103,7 +106,12 @@ def open_target(
     target = cls(model, processor, name=name)
     if probe:
         check_row_independence(target)
-    return target
+    if fixed_for_budget is None:
+        return target
+    fixed = target.with_passes(FixedShape.for_budget(fixed_for_budget))
+    if probe:
+        check_slot_independence(fixed)
+    return fixed
 
 
 def parse_dtype(name: str) -> Any:
