@@ -1,6 +1,7 @@
 """Exactness, measured: our output against an independent plain loop, token for token (Thm. 1, Table 7).
 
-Each divergence is judged again in float64: a *tie* if both loops agree there, else a *bug*.
+Each divergence is judged again in float64: a *tie* if both loops agree there, else a *bug*. What a drafter read is
+compared too: features of the wrong rows change no token, but they are as wrong.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from oneglance.decoder import Decoder
 from oneglance.reference import Reference, capped, hf_generate, reference
 from oneglance.targets.base import Target
 from oneglance.targets.passes import FreeShape
-from oneglance.targets.state import Inputs
+from oneglance.targets.state import Inputs, TargetState
 
 __all__ = ["Reference", "audit", "hf_generate", "reference"]
 
@@ -26,6 +27,8 @@ __all__ = ["Reference", "audit", "hf_generate", "reference"]
 # the one and 100 units in the last place of the largest logit. A wider gap is a bug whatever float64 says.
 TIE_MARGIN = 10.0
 ROUNDING_ULPS = 100.0
+# Features of the wrong row are as far off as they are long; rounding stays far below this share of their length.
+FEATURE_ULPS, FEATURE_LIMIT = 2.0**15, 0.5
 BindDrafter = Callable[[Target], Drafter]
 
 
@@ -35,10 +38,13 @@ class Traced(Decoder):
     Attributes:
         rows: (V,) each, as verified.
         gaps: margins, as the accept rule saw them.
+        features: (T_i, F) each, as the drafter got them.
     """
 
     def __init__(self, target: Target, drafter: Drafter) -> None:
-        super().__init__(target, drafter)
+        reader = _Reading(drafter)
+        super().__init__(target, reader)
+        self.features = reader.features
         self.rows: list[Tensor] = []
         self.gaps: list[float] = []
 
@@ -55,6 +61,35 @@ class Traced(Decoder):
             pass
         size = len(ids := stream.generation.token_ids)
         return Reference(ids, torch.stack(self.rows[:size]).float(), self.gaps[:size]), stream.generation
+
+    def feature_error(self, inputs: Inputs, token_ids: Sequence[int]) -> float:
+        """How far what the drafter read is from one plain pass over prompt and answer, per row and relative to it."""
+        if not self.features:
+            return 0.0
+        got = torch.cat(self.features)
+        longer = self.target.extend(inputs, token_ids[:-1])  # the last one is in no cache
+        state = self.target.prefill(longer, self.drafter.target_layer_ids)
+        plain = state.take_features()[: len(got)].double()
+        return float(((got.double() - plain).norm(dim=-1) / plain.norm(dim=-1).clamp_min(1e-9)).max())
+
+
+class _Reading:
+    """A drafter, and a copy of all features that it is given."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+        self.name = drafter.name
+        self.target_layer_ids = drafter.target_layer_ids
+        self.num_passes = drafter.num_passes
+        self.features: list[Tensor] = []
+
+    def start(self, state: TargetState) -> Any:
+        self.features.clear()
+        return self._drafter.start(state)
+
+    def draft(self, root: int, state: TargetState, draft_state: Any, *, max_depth: int) -> TokenTree:
+        self.features.extend(state.fresh)
+        return self._drafter.draft(root, state, draft_state, max_depth=max_depth)
 
 
 class _Tracing:
@@ -107,6 +142,21 @@ class Divergence:
     verdict: Literal["tie", "bug"]
 
 
+@dataclass(frozen=True, slots=True)
+class FeatureFault:
+    """A drafter that read other features than the committed rows'.
+
+    Attributes:
+        case, task, arm: which prompt, its task, and which drafter configuration.
+        error: largest relative difference of a row.
+    """
+
+    case: str
+    task: str
+    arm: str
+    error: float
+
+
 @dataclass
 class Tally:
     """Identical outputs out of all."""
@@ -131,6 +181,8 @@ class AuditReport:
         max_logit_perturbation: largest packed-versus-unpacked difference (logit units).
         min_gap: smallest top-2 gap of the reference.
         divergences: every one, judged.
+        max_feature_error: largest relative difference of a feature row that a drafter read.
+        feature_faults: where that was more than rounding.
     """
 
     overall: Tally = field(default_factory=Tally)
@@ -141,6 +193,8 @@ class AuditReport:
     max_logit_perturbation: float = 0.0
     min_gap: float = float("inf")
     divergences: list[Divergence] = field(default_factory=list)
+    max_feature_error: float = 0.0
+    feature_faults: list[FeatureFault] = field(default_factory=list)
 
     @property
     def ties(self) -> int:
@@ -148,8 +202,8 @@ class AuditReport:
 
     @property
     def bugs(self) -> int:
-        """Divergences that are no ties, those of transformers' ``generate`` among them."""
-        return len(self.divergences) - self.ties
+        """Divergences that are no ties, those of transformers' ``generate`` among them, and wrong features."""
+        return len(self.divergences) - self.ties + len(self.feature_faults)
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON object of ``oneglance audit --json``."""
@@ -164,6 +218,8 @@ class AuditReport:
             "num_tokens": self.num_tokens,
             "max_logit_perturbation": self.max_logit_perturbation,
             "min_top2_gap": self.min_gap,
+            "max_feature_error": self.max_feature_error,
+            "feature_faults": [asdict(f) for f in self.feature_faults],
             "divergences": [asdict(d) for d in self.divergences],
         }
 
@@ -196,16 +252,20 @@ def audit(
     params = capped(params or SamplingParams(), max_new_tokens)
     report = AuditReport()
     is_free = isinstance(target.passes, FreeShape)
-    others = {name: decode_by(bind) for name, bind in arms.items()}
+    others: dict[str, BindDecode] = {name: decode_by(bind) for name, bind in arms.items()}
     if compare_hf and is_free and replace(params, seed=None) == SamplingParams(max_new_tokens=max_new_tokens):
         others["generate"] = decode_hf
-    bound = {name: bind(target) for name, bind in others.items()}
+    loops = {name: Traced(target, bind(target)) for name, bind in arms.items()}
     decode_plain = decode_reference(target)
     for case in cases:
         truth = decode_plain(case.inputs, params)
         report.min_gap = min(report.min_gap, *truth.gaps)
-        for name, decode in bound.items():
-            got = decode(case.inputs, params)
+        for name in others:
+            if name in loops:
+                got, _ = loops[name].trace(case.inputs, params)
+                _check_features(report, case, name, loops[name], got)
+            else:
+                got = others[name](target)(case.inputs, params)
             at = first_difference(truth.token_ids, got.token_ids)
             moved = perturbation(truth, got)
             tallies = [report.hf] if name == "generate" else _tallies(report, case, name)
@@ -296,6 +356,13 @@ def first_difference(expected: Sequence[int], got: Sequence[int]) -> int | None:
         if a != b:
             return index
     return None if len(expected) == len(got) else min(len(expected), len(got))
+
+
+def _check_features(report: AuditReport, case: Case, arm: str, loop: Traced, got: Reference) -> None:
+    error = loop.feature_error(case.inputs, got.token_ids)
+    report.max_feature_error = max(report.max_feature_error, error)
+    if not error <= min(FEATURE_LIMIT, FEATURE_ULPS * torch.finfo(loop.target.dtype).eps):
+        report.feature_faults.append(FeatureFault(case.id, case.task, arm, error))
 
 
 def _tallies(report: AuditReport, case: Case, arm: str) -> list[Tally]:

@@ -13,6 +13,7 @@ from oneglance.tree import policy
 # system → (drafter, tree policy)
 SYSTEMS: dict[str, tuple[str, str]] = {
     "plain": ("none", "best_first"),
+    "plain-shaped": ("none", "best_first"),  # what --fixed-shape costs: plain decoding in the shape of the others
     "chain": ("block", "chain"),
     "tree": ("block", "best_first"),
 }

@@ -234,4 +234,6 @@ def _show(console: Console, report: AuditReport) -> None:
             f"{d.verdict}: {d.case} {d.arm}, token {d.position}: expected {d.expected}, got {d.got}, "
             f"gap {d.gap:.2g}, perturbation {d.perturbation:.2g}"
         )
+    for f in report.feature_faults:
+        console.print(f"bug: {f.case} {f.arm}: features of other rows than the committed ones, off by {f.error:.2g}")
     console.print(f"{report.ties} ties, {report.bugs} bugs")

@@ -78,8 +78,7 @@ def open_target(
     import transformers
 
     from oneglance.targets import hf
-    from oneglance.targets.passes import FixedShape
-    from oneglance.targets.probe import check_row_independence, check_slot_independence
+    from oneglance.targets.probe import check_row_independence
 
     if attention not in ("sdpa", "eager"):
         raise TargetError(f"attention {attention!r} cannot take an ancestor mask; use sdpa or eager")
@@ -106,9 +105,19 @@ def open_target(
     target = cls(model, processor, name=name)
     if probe:
         check_row_independence(target)
-    if fixed_for_budget is None:
-        return target
-    fixed = target.with_passes(FixedShape.for_budget(fixed_for_budget))
+    return target if fixed_for_budget is None else open_fixed(target, fixed_for_budget, probe=probe)
+
+
+def open_fixed(target: Target, budget: int, *, probe: bool = True) -> Target:
+    """The same target, with packed passes in the one shape that trees of ``budget`` nodes fit into.
+
+    Raises:
+        TargetError: a kernel's row depends on its slot here, so that equal shapes do not make equal rows.
+    """
+    from oneglance.targets.passes import FixedShape
+    from oneglance.targets.probe import check_slot_independence
+
+    fixed = target.with_passes(FixedShape.for_budget(budget))
     if probe:
         check_slot_independence(fixed)
     return fixed

@@ -113,8 +113,7 @@ def _float64_attention(
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention function: query (1, heads, M, D), key and value (1, kv heads, C, D), additive mask."""
-    groups = query.shape[1] // key.shape[1]
-    wide = query.double().unflatten(1, (key.shape[1], groups))
+    wide = query.double().view(1, key.shape[1], -1, *query.shape[2:])  # (1, kv heads, group, M, D)
     scores = wide @ key.double()[:, :, None].transpose(-1, -2) * (scaling or query.shape[-1] ** -0.5)
     if attention_mask is not None:
         scores += attention_mask.double()[:, :, None]
