@@ -55,8 +55,9 @@ audit-shaped: $(STAMP) ## bfloat16 in passes of a fixed shape: every budget, the
 	FIXED_PROMPTS=$(PROMPTS) $(BIN)/pytest -s tests/conformance/test_fixed_shape.py -k many_prompts
 
 audit-matrix: $(STAMP) ## Table 7 on the embedded model, written into docs/exactness.md (hours on a laptop)
+	mkdir -p runs
 	$(BIN)/oneglance audit --matrix --prompts $(PROMPTS) --tasks all --out docs/exactness.md \
-	  --out audit-matrix.json --out audit-matrix.html
+	  --out runs/matrix.json --out runs/matrix.html
 
 kill-resume: $(STAMP) ## kill a training run at random moments and resume it, TRIALS times (default 50)
 	$(BIN)/python tests/train/kill_resume.py --trials $(TRIALS)

@@ -117,6 +117,8 @@ def open_fixed(target: Target, budget: int, *, probe: bool = True) -> Target:
     from oneglance.targets.passes import FixedShape
     from oneglance.targets.probe import check_slot_independence
 
+    if target.device.type == "mps":
+        raise TargetError("a fixed shape reduces attention in float64, which mps lacks; use cpu or cuda")
     fixed = target.with_passes(FixedShape.for_budget(budget))
     if probe:
         check_slot_independence(fixed)
