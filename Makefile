@@ -9,7 +9,7 @@ PROMPTS ?= 200
 TRIALS ?= 50
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check lint format-check types format fuzz soak audit-full kill-resume clean
+.PHONY: help demo test test-slow check lint format-check types format fuzz soak audit-full audit-shaped audit-matrix kill-resume clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,14 +39,25 @@ format: $(STAMP) ## repair lint and format where that is mechanical
 	$(BIN)/ruff format .
 
 fuzz: $(STAMP) ## the property tests on 2,000 new examples each, other ones every time (minutes)
-	HYPOTHESIS_PROFILE=fuzz $(BIN)/pytest tests/properties/test_identity.py $(foreach room,tree accept text,tests/unit/test_$(room).py)
+	HYPOTHESIS_PROFILE=fuzz $(BIN)/pytest tests/properties/test_identity.py tests/properties/test_sampling.py \
+	  $(foreach room,tree accept text,tests/unit/test_$(room).py)
 
 soak: $(STAMP) ## 20,000 rounds at temperature 1: flat memory, exact text
 	SOAK_ROUNDS=20000 $(BIN)/pytest tests/properties/test_soak.py
 
-audit-full: $(STAMP) ## the whole identity audit: 200 prompts × every budget × tree and chain
-	$(BIN)/oneglance audit --prompts $(PROMPTS) --tasks all --dtype float32 \
+audit-full: $(STAMP) ## 200 prompts × every budget × tree and chain, against the plain loop and HF generate
+	$(BIN)/oneglance audit --prompts $(PROMPTS) --tasks all --dtype float32 --hf \
 	  $(foreach budget,$(BUDGETS),--budget $(budget)) --tree best_first --tree chain
+
+audit-shaped: $(STAMP) ## bfloat16 in passes of a fixed shape: every budget, then a wide target with random weights
+	$(BIN)/oneglance audit --prompts $(PROMPTS) --tasks all --dtype bfloat16 --fixed-shape \
+	  $(foreach budget,$(BUDGETS),--budget $(budget)) --tree best_first --tree chain
+	FIXED_PROMPTS=$(PROMPTS) $(BIN)/pytest -s tests/conformance/test_fixed_shape.py -k many_prompts
+
+audit-matrix: $(STAMP) ## Table 7 on the embedded model, written into docs/exactness.md (hours on a laptop)
+	mkdir -p runs
+	$(BIN)/oneglance audit --matrix --prompts $(PROMPTS) --tasks all --out docs/exactness.md \
+	  --out runs/matrix.json --out runs/matrix.html
 
 kill-resume: $(STAMP) ## kill a training run at random moments and resume it, TRIALS times (default 50)
 	$(BIN)/python tests/train/kill_resume.py --trials $(TRIALS)

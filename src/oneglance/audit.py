@@ -1,159 +1,112 @@
 """Exactness, measured: our output against an independent plain loop, token for token (Thm. 1, Table 7).
 
-``reference`` decodes with the model's own forward, one token a pass. It shares no tree, mask, position or commit code
-with the loop it judges. Each divergence is judged again in float64: a *tie* if both loops agree there, else a *bug*.
+Each divergence is judged again in float64: a *tie* if both loops agree there, else a *bug*. What a drafter read is
+compared too: features of the wrong rows change no token, but they are as wrong.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from oneglance.accept import Decision, argmax, gumbel
-from oneglance.core import AcceptRule, Drafter, SamplingParams, TokenTree, Verdict
+from oneglance.accept import Decision
+from oneglance.core import AcceptRule, Drafter, Generation, SamplingParams, TokenTree, Verdict
 from oneglance.decoder import Decoder
-from oneglance.targets import hf
+from oneglance.reference import Reference, capped, hf_generate, reference
 from oneglance.targets.base import Target
-from oneglance.targets.processing import processors
-from oneglance.targets.state import Inputs
+from oneglance.targets.passes import FreeShape
+from oneglance.targets.state import Inputs, TargetState
+
+__all__ = ["Reference", "audit", "hf_generate", "reference"]
 
 # A rounding flip needs a top-2 gap of the order of the perturbation, and that of the arithmetic: gap at most 10 times
 # the one and 100 units in the last place of the largest logit. A wider gap is a bug whatever float64 says.
 TIE_MARGIN = 10.0
 ROUNDING_ULPS = 100.0
+# Features of the wrong row are as far off as they are long; rounding stays far below this share of their length.
+FEATURE_ULPS, FEATURE_LIMIT = 2.0**15, 0.5
 BindDrafter = Callable[[Target], Drafter]
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """Plain decoding of one prompt.
+class Traced(Decoder):
+    """A decoder that keeps the row behind every token of the last prompt, for comparison with another's.
 
     Attributes:
-        token_ids: (T,) new tokens.
-        rows: (T, V) the model's logits before each, without processors.
-        gaps: (T,) how far the second choice was behind, in logit units, after processors and with the noise of a draw.
+        rows: (V,) each, as verified.
+        gaps: margins, as the accept rule saw them.
+        features: (T_i, F) each, as the drafter got them.
     """
 
-    token_ids: list[int]
-    rows: Tensor
-    gaps: list[float]
-
-
-def plain_rows(target: Target, inputs: Inputs) -> Generator[Tensor, int, None]:
-    """The model's own forward, one token a pass: yields (1, V) logits in float32 and is sent the next token."""
-    model, cache = target.model, hf.new_cache(target.model.config)
-    keyword = hf.cache_keyword(model)
-    hf.forget_positions(model)
-    arguments: dict[str, Any] = dict(inputs.tensors)
-    ids = inputs.tensors["input_ids"]
-    while True:
-        with torch.inference_mode():
-            output = model(**arguments, **{keyword: cache}, use_cache=True, logits_to_keep=1)
-        token = yield output.logits[:, -1].float()
-        arguments = {"input_ids": ids.new_tensor([[token]])}
-        if "cross_attention_mask" in inputs.tensors:
-            arguments["cross_attention_mask"] = inputs.tensors["cross_attention_mask"][:, -1:]
-
-
-@torch.inference_mode()
-def reference(
-    target: Target, inputs: Inputs, *, max_new_tokens: int, params: SamplingParams | None = None
-) -> Reference:
-    """Plain decoding by the model's own forward, one token a pass, with nothing of ours in between.
-
-    Args:
-        target: only its HF model is used, and the processors of its generation config.
-        inputs: an encoded prompt.
-        max_new_tokens: cap, at least 1.
-        params: how tokens are chosen, with a seed where they are drawn; greedily if not given. Stop strings are not
-            looked at.
-    """
-    params = _capped(params or SamplingParams(), max_new_tokens)
-    eos = set(target.eos_ids)
-    processor = processors(target, inputs, params)
-    steps = plain_rows(target, inputs)
-    token_ids: list[int] = []
-    rows, gaps = [], []
-    context = inputs.tensors["input_ids"]
-    row = next(steps)
-    while True:
-        rows.append(row[0])
-        keys = row if processor is None else processor(context, row.clone())
-        if params.temperature:
-            assert params.seed is not None
-            keys = keys.cpu().double() + gumbel(params.seed, context.shape[1], keys.shape[1])
-        best = keys[0].topk(2).values.tolist()
-        gaps.append((best[0] - best[1]) * (params.temperature or 1.0))
-        token = argmax(keys).to(context.device)
-        token_ids.append(int(token))
-        if token_ids[-1] in eos or len(token_ids) == max_new_tokens:
-            return Reference(token_ids, torch.stack(rows), gaps)
-        context = torch.cat([context, token[None]], dim=1)
-        row = steps.send(token_ids[-1])
-
-
-@torch.inference_mode()
-def hf_generate(target: Target, inputs: Inputs, *, max_new_tokens: int) -> list[int]:
-    """New tokens of transformers' own ``generate(do_sample=False)``."""
-    config = hf.greedy_config(target.model, max_new_tokens=max_new_tokens)
-    out = target.model.generate(**inputs.tensors, generation_config=config)
-    new: list[int] = out[0, len(inputs.token_ids) :].tolist()
-    return new
-
-
-class Watched:
-    """An accept rule that measures how far packed rows are from the reference's rows at the same prefix.
-
-    Attributes:
-        perturbation: largest absolute logit difference seen while the prefixes agreed.
-    """
-
-    def __init__(self, rule: AcceptRule, truth: Reference, prompt_length: int) -> None:
-        self._rule = rule
-        self._truth = truth
-        self._prompt_length = prompt_length
-        self.perturbation = 0.0
-
-    def first(self, row: Tensor, prefix: Sequence[int]) -> int:
-        self._compare(row, 0)
-        return self._rule.first(row, prefix)
-
-    def __call__(self, tree: TokenTree, rows: Tensor, prefix: Sequence[int]) -> Verdict:
-        verdict = self._rule(tree, rows, prefix)
-        known = list(prefix[self._prompt_length :])
-        for node, token in zip(verdict.path, verdict.token_ids, strict=True):
-            if known != self._truth.token_ids[: len(known)]:
-                break
-            self._compare(rows[node], len(known))
-            known.append(token)
-        return verdict
-
-    def _compare(self, row: Tensor, position: int) -> None:
-        if position < len(self._truth.rows):
-            difference = (row.float() - self._truth.rows[position].to(row.device)).abs()
-            finite = difference[torch.isfinite(difference)]  # processors set some logits to -inf
-            self.perturbation = max(self.perturbation, float(finite.max()) if len(finite) else 0.0)
-
-
-class WatchedDecoder(Decoder):
-    """A decoder whose accept rule is watched for one prompt."""
-
-    def __init__(self, target: Target, drafter: Drafter, truth: Reference) -> None:
-        super().__init__(target, drafter)
-        self._truth = truth
-        self.watched: Watched | None = None
+    def __init__(self, target: Target, drafter: Drafter) -> None:
+        reader = _Reading(drafter)
+        super().__init__(target, reader)
+        self.features = reader.features
+        self.rows: list[Tensor] = []
+        self.gaps: list[float] = []
 
     def accept_rule(
         self, inputs: Inputs, params: SamplingParams, watch: Callable[[Decision], None] | None = None
     ) -> AcceptRule:
-        rule = super().accept_rule(inputs, params, watch)
-        self.watched = Watched(rule, self._truth, len(inputs.token_ids))
-        return self.watched
+        self.rows, self.gaps = [], []
+        return _Tracing(super().accept_rule(inputs, params, lambda chosen: self.gaps.append(chosen.margin)), self.rows)
+
+    def trace(self, inputs: Inputs, params: SamplingParams) -> tuple[Reference, Generation]:
+        """Decode a prompt to its end."""
+        stream = self.stream_inputs(inputs, params)
+        for _ in stream:
+            pass
+        size = len(ids := stream.generation.token_ids)
+        return Reference(ids, torch.stack(self.rows[:size]).float(), self.gaps[:size]), stream.generation
+
+    def feature_error(self, inputs: Inputs, token_ids: Sequence[int]) -> float:
+        """How far what the drafter read is from one plain pass over prompt and answer, per row and relative to it."""
+        if not self.features:
+            return 0.0
+        got = torch.cat(self.features)
+        longer = self.target.extend(inputs, token_ids[:-1])  # the last one is in no cache
+        state = self.target.prefill(longer, self.drafter.target_layer_ids)
+        plain = state.take_features()[: len(got)].double()
+        return float(((got.double() - plain).norm(dim=-1) / plain.norm(dim=-1).clamp_min(1e-9)).max())
+
+
+class _Reading:
+    """A drafter, and a copy of all features that it is given."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+        self.name = drafter.name
+        self.target_layer_ids = drafter.target_layer_ids
+        self.num_passes = drafter.num_passes
+        self.features: list[Tensor] = []
+
+    def start(self, state: TargetState) -> Any:
+        self.features.clear()
+        return self._drafter.start(state)
+
+    def draft(self, root: int, state: TargetState, draft_state: Any, *, max_depth: int) -> TokenTree:
+        self.features.extend(state.fresh)
+        return self._drafter.draft(root, state, draft_state, max_depth=max_depth)
+
+
+class _Tracing:
+    """An accept rule that keeps the rows its tokens were read off."""
+
+    def __init__(self, rule: AcceptRule, rows: list[Tensor]) -> None:
+        self._rule = rule
+        self._rows = rows
+
+    def first(self, row: Tensor, prefix: Sequence[int]) -> int:
+        self._rows.append(row)
+        return self._rule.first(row, prefix)
+
+    def __call__(self, tree: TokenTree, rows: Tensor, prefix: Sequence[int]) -> Verdict:
+        verdict = self._rule(tree, rows, prefix)
+        self._rows.extend(rows[node].clone() for node in verdict.path)  # a view would keep the whole pass
+        return verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +127,7 @@ class Divergence:
         position: 0-based index among the new tokens.
         expected, got: token ids of the reference and of ours; None past an end.
         gap: the reference's top-2 logit gap there.
-        perturbation: largest packed-versus-unpacked difference on this prompt.
+        perturbation: largest difference of the two loops' rows on this prompt, up to there.
         verdict: tie if both loops agree there in float64, else bug.
     """
 
@@ -187,6 +140,21 @@ class Divergence:
     gap: float
     perturbation: float
     verdict: Literal["tie", "bug"]
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureFault:
+    """A drafter that read other features than the committed rows'.
+
+    Attributes:
+        case, task, arm: which prompt, its task, and which drafter configuration.
+        error: largest relative difference of a row.
+    """
+
+    case: str
+    task: str
+    arm: str
+    error: float
 
 
 @dataclass
@@ -208,11 +176,13 @@ class AuditReport:
     Attributes:
         overall: prompts times arms.
         per_task, per_arm: the same, split.
-        hf: the reference against transformers' ``generate``.
+        hf: transformers' ``generate`` against the reference.
         num_tokens: tokens compared.
         max_logit_perturbation: largest packed-versus-unpacked difference (logit units).
         min_gap: smallest top-2 gap of the reference.
         divergences: every one, judged.
+        max_feature_error: largest relative difference of a feature row that a drafter read.
+        feature_faults: where that was more than rounding.
     """
 
     overall: Tally = field(default_factory=Tally)
@@ -223,6 +193,8 @@ class AuditReport:
     max_logit_perturbation: float = 0.0
     min_gap: float = float("inf")
     divergences: list[Divergence] = field(default_factory=list)
+    max_feature_error: float = 0.0
+    feature_faults: list[FeatureFault] = field(default_factory=list)
 
     @property
     def ties(self) -> int:
@@ -230,8 +202,8 @@ class AuditReport:
 
     @property
     def bugs(self) -> int:
-        """Divergences that are no ties, and references that transformers' ``generate`` does not share."""
-        return len(self.divergences) - self.ties + self.hf.total - self.hf.identical
+        """Divergences that are no ties, those of transformers' ``generate`` among them, and wrong features."""
+        return len(self.divergences) - self.ties + len(self.feature_faults)
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON object of ``oneglance audit --json``."""
@@ -246,6 +218,8 @@ class AuditReport:
             "num_tokens": self.num_tokens,
             "max_logit_perturbation": self.max_logit_perturbation,
             "min_top2_gap": self.min_gap,
+            "max_feature_error": self.max_feature_error,
+            "feature_faults": [asdict(f) for f in self.feature_faults],
             "divergences": [asdict(d) for d in self.divergences],
         }
 
@@ -261,38 +235,46 @@ def audit(
 ) -> Iterator[AuditReport]:
     """Decode each prompt by each arm and compare with the reference.
 
+    Where the target's packed passes have a fixed shape, the reference is the plain loop in passes of that shape: what
+    the mode promises is that these two agree.
+
     Args:
         target: the frozen model.
         arms: name → drafter for a target (bound anew in float64 where a divergence is judged).
         cases: prompts.
         max_new_tokens: cap.
-        compare_hf: also compare the reference with transformers' ``generate``; greedy text only.
+        compare_hf: also compare transformers' ``generate`` with the reference; greedy text of ordinary passes only.
         params: how tokens are chosen, with a seed where they are drawn; greedily if not given.
 
     Yields:
         The same growing report after each prompt.
     """
-    params = _capped(params or SamplingParams(), max_new_tokens)
+    params = capped(params or SamplingParams(), max_new_tokens)
     report = AuditReport()
-    drafters = {name: bind(target) for name, bind in arms.items()}
+    is_free = isinstance(target.passes, FreeShape)
+    others: dict[str, BindDecode] = {name: decode_by(bind) for name, bind in arms.items()}
+    if compare_hf and is_free and replace(params, seed=None) == SamplingParams(max_new_tokens=max_new_tokens):
+        others["generate"] = decode_hf
+    loops = {name: Traced(target, bind(target)) for name, bind in arms.items()}
+    decode_plain = decode_reference(target)
     for case in cases:
-        truth = reference(target, case.inputs, max_new_tokens=max_new_tokens, params=params)
+        truth = decode_plain(case.inputs, params)
         report.min_gap = min(report.min_gap, *truth.gaps)
-        if compare_hf and params == SamplingParams(max_new_tokens=max_new_tokens):
-            report.hf.add(hf_generate(target, case.inputs, max_new_tokens=max_new_tokens) == truth.token_ids)
-        for name, drafter in drafters.items():
-            got, perturbation = _decode(target, drafter, case, truth, params)
-            report.num_tokens += len(truth.token_ids)
-            report.max_logit_perturbation = max(report.max_logit_perturbation, perturbation)
-            at = first_difference(truth.token_ids, got)
-            for tally in (
-                report.overall,
-                report.per_task.setdefault(case.task, Tally()),
-                report.per_arm.setdefault(name, Tally()),
-            ):
+        for name in others:
+            if name in loops:
+                got, _ = loops[name].trace(case.inputs, params)
+                _check_features(report, case, name, loops[name], got)
+            else:
+                got = others[name](target)(case.inputs, params)
+            at = first_difference(truth.token_ids, got.token_ids)
+            moved = perturbation(truth, got)
+            tallies = [report.hf] if name == "generate" else _tallies(report, case, name)
+            for tally in tallies:
                 tally.add(at is None)
+            if name != "generate":
+                report.num_tokens += len(truth.token_ids)
+                report.max_logit_perturbation = max(report.max_logit_perturbation, moved)
             if at is not None:
-                verdict = judge(target, arms[name], case, at, truth, perturbation, params)
                 report.divergences.append(
                     Divergence(
                         case=case.id,
@@ -300,39 +282,72 @@ def audit(
                         arm=name,
                         position=at,
                         expected=truth.token_ids[at] if at < len(truth.token_ids) else None,
-                        got=got[at] if at < len(got) else None,
+                        got=got.token_ids[at] if at < len(got.token_ids) else None,
                         gap=truth.gaps[at] if at < len(truth.gaps) else float("nan"),
-                        perturbation=perturbation,
-                        verdict=verdict,
+                        perturbation=moved,
+                        verdict=judge(target, others[name], case.inputs, params, at, truth, moved),
                     )
                 )
         yield report
 
 
+# A way of decoding: bound to a target, again where a divergence is judged
+Decode = Callable[[Inputs, SamplingParams], Reference]
+BindDecode = Callable[[Target], Decode]
+
+
+def decode_reference(target: Target) -> Decode:
+    """Plainly: by the model's own forward, or by single rows in passes of the fixed shape."""
+    return lambda inputs, params: reference(target, inputs, max_new_tokens=params.max_new_tokens, params=params)
+
+
+def decode_hf(target: Target) -> Decode:
+    """By transformers' ``generate``."""
+    return lambda inputs, params: hf_generate(target, inputs, max_new_tokens=params.max_new_tokens)
+
+
+def decode_by(bind: BindDrafter) -> BindDecode:
+    """By our loop."""
+
+    def bound(target: Target) -> Decode:
+        decoder = Traced(target, bind(target))
+        return lambda inputs, params: decoder.trace(inputs, params)[0]
+
+    return bound
+
+
 def judge(
     target: Target,
-    bind: BindDrafter,
-    case: Case,
+    other: BindDecode,
+    inputs: Inputs,
+    params: SamplingParams,
     at: int,
     truth: Reference,
-    perturbation: float,
-    params: SamplingParams,
+    moved: float,
 ) -> Literal["tie", "bug"]:
     """Whether a divergence is rounding: both loops agree up to and at it in float64, and the gap was small."""
-    if at >= len(truth.gaps):
+    if at >= len(truth.gaps) or truth.gaps[at] > rounding_bound(target, truth.rows[at], moved):
         return "bug"
-    finite = truth.rows[at][torch.isfinite(truth.rows[at])]
-    rounding = ROUNDING_ULPS * torch.finfo(target.dtype).eps * float(finite.abs().max())
-    if truth.gaps[at] > min(TIE_MARGIN * perturbation, rounding):
-        return "bug"
-    exact = type(target)(copy.deepcopy(target.model).double(), target.processor, name=target.name)
-    inputs = Inputs(
-        {k: v.double() if v.is_floating_point() else v for k, v in case.inputs.tensors.items()}, case.inputs.num_images
-    )
-    params = _capped(params, at + 1)
-    truth64 = reference(exact, inputs, max_new_tokens=at + 1, params=params)
-    got64, _ = _decode(exact, bind(exact), Case(case.id, case.task, inputs), truth64, params)
-    return "tie" if first_difference(truth64.token_ids, got64) is None else "bug"
+    exact = target.in_float64()
+    wide = inputs.in_float64()
+    params = capped(params, at + 1)
+    one, two = (bind(exact)(wide, params).token_ids for bind in (decode_reference, other))
+    return "tie" if one == two else "bug"
+
+
+def rounding_bound(target: Target, row: Tensor, moved: float) -> float:
+    """The widest top-2 gap of a row (V,) that rounding may close, where rows were seen to move by ``moved``."""
+    largest = float(row[torch.isfinite(row)].abs().max())
+    return min(TIE_MARGIN * moved, ROUNDING_ULPS * torch.finfo(target.dtype).eps * largest)
+
+
+def perturbation(one: Reference, other: Reference) -> float:
+    """Largest difference of two decodings' logits up to and at their first different token."""
+    at = first_difference(one.token_ids, other.token_ids)
+    size = min(len(one.rows), len(other.rows), len(one.rows) if at is None else at + 1)
+    difference = (one.rows[:size] - other.rows[:size].to(one.rows.device)).abs()
+    finite = difference[torch.isfinite(difference)]
+    return float(finite.max()) if len(finite) else 0.0
 
 
 def first_difference(expected: Sequence[int], got: Sequence[int]) -> int | None:
@@ -343,19 +358,16 @@ def first_difference(expected: Sequence[int], got: Sequence[int]) -> int | None:
     return None if len(expected) == len(got) else min(len(expected), len(got))
 
 
-def _decode(
-    target: Target, drafter: Drafter, case: Case, truth: Reference, params: SamplingParams
-) -> tuple[list[int], float]:
-    decoder = WatchedDecoder(target, drafter, truth)
-    stream = decoder.stream_inputs(case.inputs, params)
-    for _ in stream:
-        pass
-    assert decoder.watched is not None
-    return stream.generation.token_ids, decoder.watched.perturbation
+def _check_features(report: AuditReport, case: Case, arm: str, loop: Traced, got: Reference) -> None:
+    error = loop.feature_error(case.inputs, got.token_ids)
+    report.max_feature_error = max(report.max_feature_error, error)
+    if not error <= min(FEATURE_LIMIT, FEATURE_ULPS * torch.finfo(loop.target.dtype).eps):
+        report.feature_faults.append(FeatureFault(case.id, case.task, arm, error))
 
 
-def _capped(params: SamplingParams, max_new_tokens: int) -> SamplingParams:
-    """``params`` with another cap: the tokens up to it stay the same."""
-    minimum = params.min_new_tokens
-    least = None if minimum is None else min(minimum, max_new_tokens)
-    return replace(params, max_new_tokens=max_new_tokens, min_new_tokens=least)
+def _tallies(report: AuditReport, case: Case, arm: str) -> list[Tally]:
+    return [
+        report.overall,
+        report.per_task.setdefault(case.task, Tally()),
+        report.per_arm.setdefault(arm, Tally()),
+    ]

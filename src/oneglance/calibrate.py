@@ -19,8 +19,8 @@ from typing import Any
 from torch import Tensor
 
 from oneglance.accept import Greedy
-from oneglance.audit import plain_rows
 from oneglance.core import EMPTY_TREE, Drafter, InputError, SamplingParams, TokenTree, Verdict
+from oneglance.reference import plain_rows
 from oneglance.stream import Run
 from oneglance.targets.base import Target
 from oneglance.targets.state import Inputs, TargetState

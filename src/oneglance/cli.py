@@ -65,7 +65,7 @@ COMMANDS: dict[str, Row] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line and return its exit code. The entry point of ``oneglance``."""
+    """Run a command line and return its exit code."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     with _notes():

@@ -24,6 +24,7 @@ from oneglance.core import (
 )
 from oneglance.drafters import prepare
 from oneglance.drafters.pruned import Pruned
+from oneglance.drafters.settings import wants_block_head
 from oneglance.stream import Run, Step, Stream
 from oneglance.targets import open_target
 from oneglance.targets.base import Target
@@ -201,6 +202,7 @@ def load(
     device: str | None = None,
     device_map: str | None = None,
     attention: str = "sdpa",
+    fixed_shape: bool = False,
 ) -> Decoder:
     """Open a target and its drafter.
 
@@ -216,13 +218,22 @@ def load(
         device: ``cpu``, ``cuda``, ``mps``.
         device_map: for accelerate, e.g. ``auto``.
         attention: ``sdpa`` or ``eager``.
+        fixed_shape: run every packed pass, plain decoding's too, in the one shape that the budget needs.
 
     Raises:
         InputError: something does not exist, does not fit, or is not supported; the message names the fix.
     """
-    if drafter == "block" and head is None and not target.startswith("builtin:"):
+    takes_own = wants_block_head(drafter)
+    if takes_own and head is None and not target.startswith("builtin:"):
         raise InputError(f"target {target!r} needs a draft head: give head=…, or drafter='none' for plain decoding")
     chosen = policy(tree)
-    bind = prepare(drafter, head or (target if drafter == "block" else None))
-    opened = open_target(target, dtype=dtype, device=device, device_map=device_map, attention=attention)
+    bind = prepare(drafter, head or (target if takes_own else None))
+    opened = open_target(
+        target,
+        dtype=dtype,
+        device=device,
+        device_map=device_map,
+        attention=attention,
+        fixed_for_budget=budget if fixed_shape else None,
+    )
     return Decoder(opened, bind(opened, policy=chosen, budget=budget, branch_k=branch_k))

@@ -11,22 +11,46 @@ WORDS = ["audit", "--matrix", "--prompts", 1, "--tasks", "chartqa", "--max-new-t
 
 
 @pytest.mark.slow
-def test_matrix_of_the_builtin_target(run: Run, tmp_path: Path) -> None:
-    out = tmp_path / "matrix.json"
-    done = run(*WORDS, "--out", out)
+@pytest.mark.parametrize("shape", [[], ["--fixed-shape"]], ids=["free", "fixed"])
+def test_matrix_of_the_builtin_target(run: Run, tmp_path: Path, shape: list[str]) -> None:
+    files = [tmp_path / f"matrix.{kind}" for kind in ("json", "html", "md")]
+    done = run(*WORDS, *shape, *(word for path in files for word in ("--out", path)))
     assert done.code == 0, done.err
-    lines = done.out.strip().splitlines()
-    assert lines[0].startswith("| row | arithmetic | identical")
-    assert any(line.startswith("| tree/7 + gate | bfloat16 |") for line in lines)
-    stored = json.loads(out.read_text())
-    assert len(stored["rows"]) == len(lines) - 2 == 2 * 8 + 1
+    assert "| tree/7 + gate | bfloat16 |" in done.out
+    assert done.out.strip().endswith("bugs")
+    stored = json.loads(files[0].read_text())
+    assert {row["mode"] for row in stored["rows"]} == {"free-running", "teacher-forced"}
     assert {recording["settings"]["dtype"] for recording in stored["recordings"]} == {"float32", "bfloat16"}
+    assert stored["bugs"] == 0
+    assert files[1].read_text().startswith("<!doctype html>")
+    assert "| tree/7 | float32 | 1/1 |" in files[2].read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["audit", "generate", "bench"])
+def test_fixed_shape(run: Run, command: str) -> None:
+    words: dict[str, list[object]] = {
+        "audit": ["audit", "--prompts", 1, "--tasks", "chartqa"],
+        "generate": ["generate", "Say something."],
+        "bench": ["bench", "--limit", 1, "--tasks", "chartqa", "--systems", "plain,plain-shaped,tree"],
+    }
+    options = ["--fixed-shape", "--dtype", "bfloat16", "--max-new-tokens", 6, "--budget", 7, "--json"]
+    result = run(*words[command], *options).json
+    if command == "audit":
+        assert (result["identical"], result["total"], result["passes"]) == (1, 1, "fixed/16")
+        assert result["max_logit_perturbation"] == 0
+    elif command == "bench":
+        assert all(row["identical"] == 1 for row in result["rows"] if row["system"] != "plain")
+    else:
+        assert result["num_tokens"] >= 1
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["audit", "--gate", "0.1"], "--gate and --out go with --matrix"),
+        (["audit", "--gate", "0.1"], "--gate, --baseline and --out go with --matrix"),
+        (["bench", "--systems", "plain,plain-shaped"], "plain-shaped goes with --fixed-shape"),
+        (["audit", "--matrix", "--out", "x.csv"], "--out writes .json, .html, .md"),
         (["audit", "--matrix", "--dtype", "bfloat16"], "--matrix runs chain and tree at one budget"),
         (["audit", "--matrix", "--budget", "3", "--budget", "7"], "--matrix runs chain and tree at one budget"),
     ],

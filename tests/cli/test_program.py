@@ -112,6 +112,23 @@ def test_interruption_exits_as_a_shell_expects(run: Run) -> None:
     assert run("interrupted").code == 130
 
 
+@pytest.mark.parametrize("module", ["typer", "oneglance.commands.demo", "torch"])
+def test_interruption_is_quiet_whatever_is_being_imported(module: str) -> None:
+    """Ctrl-C in the first moments, when most of the time goes into imports."""
+    code = f"""
+import importlib.abc, os, signal, sys
+class Interrupt(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+from oneglance.__main__ import main
+sys.exit(main())
+"""
+    done = subprocess.run([sys.executable, "-c", code, "demo"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 # In a process of its own ----------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from helpers import PlannedDrafter, hf_generate, prompt
 from oneglance.accept import Greedy
 from oneglance.core import TokenTree, Verdict
 from oneglance.drafters.block import BlockDrafter
-from oneglance.targets import base, hf
+from oneglance.targets import hf, passes
 from oneglance.targets.base import Target
 from oneglance.targets.mllama import Mllama
 from oneglance.targets.qwen3_vl import Qwen3VL
@@ -34,7 +34,7 @@ def causal_mask(patch: Patch) -> None:
         right = pack(root, tree)
         return replace(right, visible=np.tril(np.ones_like(right.visible)))
 
-    patch.setattr(base, "pack", packed)
+    patch.setattr(passes, "pack", packed)
 
 
 def mask_without_ancestors(patch: Patch) -> None:
@@ -44,7 +44,7 @@ def mask_without_ancestors(patch: Patch) -> None:
         right = pack(root, tree)
         return replace(right, visible=np.eye(len(right.visible), dtype=bool))
 
-    patch.setattr(base, "pack", packed)
+    patch.setattr(passes, "pack", packed)
 
 
 def positions_by_index(patch: Patch) -> None:
@@ -54,7 +54,7 @@ def positions_by_index(patch: Patch) -> None:
         right = pack(root, tree)
         return replace(right, depths=np.arange(len(right.depths)))
 
-    patch.setattr(base, "pack", packed)
+    patch.setattr(passes, "pack", packed)
 
 
 def positions_one_late(patch: Patch) -> None:
@@ -62,7 +62,7 @@ def positions_one_late(patch: Patch) -> None:
         right = pack(root, tree)
         return replace(right, depths=right.depths + 1)
 
-    patch.setattr(base, "pack", packed)
+    patch.setattr(passes, "pack", packed)
 
 
 def no_rope_delta(patch: Patch) -> None:

@@ -27,10 +27,11 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"runner"}),
     frozenset({"decode"}),
     frozenset({"stream"}),
-    frozenset({"decoder"}),
+    frozenset({"decoder", "reference"}),
     frozenset({"audit", "calibrate", "matrix", "train", "bench", "report", "serve", "engines", "testing"}),
     frozenset({"commands"}),
     frozenset({"cli"}),
+    frozenset({"__main__"}),
 )
 LAYER_OF = {room: depth for depth, rooms in enumerate(LAYERS) for room in rooms}
 TOOLS = LAYER_OF["audit"]  # the one layer whose rooms may use each other

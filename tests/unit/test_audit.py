@@ -47,7 +47,10 @@ def test_first_difference(expected: list[int], got: list[int], at: int | None) -
 def test_the_reference_is_what_transformers_generates(target: Target) -> None:
     inputs = case(target).inputs
     truth = reference(target, inputs, max_new_tokens=CAP)
-    assert truth.token_ids == hf_generate(target, inputs, max_new_tokens=CAP)
+    generated = hf_generate(target, inputs, max_new_tokens=CAP)
+    assert truth.token_ids == generated.token_ids
+    assert generated.gaps == pytest.approx(truth.gaps, abs=1e-4)
+    assert torch.allclose(generated.rows, truth.rows, atol=1e-4)
     assert truth.rows.shape == (len(truth.token_ids), target.vocab_size)
     assert torch.equal(truth.rows.argmax(-1), torch.tensor(truth.token_ids))
     assert min(truth.gaps) > 0
@@ -63,6 +66,18 @@ def test_exact_arms_pass(target: Target) -> None:
     assert 0 < report.max_logit_perturbation < 1e-4
     assert report.as_dict()["per_task"] == {"text": {"identical": 3, "total": 3}}
     assert report.num_tokens == 3 * len(reference(target, case(target).inputs, max_new_tokens=CAP).token_ids)
+
+
+@pytest.mark.parametrize(
+    ("params", "total"),
+    [(None, 1), (SamplingParams(seed=0), 1), (SamplingParams(seed=0, temperature=1.0), 0)],
+    ids=["default", "a seed that greedy text has no use for", "drawn"],
+)
+def test_transformers_own_generate_is_compared_wherever_it_can_be(
+    target: Target, params: SamplingParams | None, total: int
+) -> None:
+    (report,) = list(audit(target, {}, [case(target)], max_new_tokens=CAP, params=params))
+    assert report.as_dict()["hf_generate"] == {"identical": total, "total": total}
 
 
 def test_a_wrong_position_is_a_bug(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
-from oneglance.audit import Reference, reference
 from oneglance.bench.metrics import Record
 from oneglance.core import Drafter, Generation, SamplingParams
 from oneglance.decoder import Decoder
+from oneglance.reference import Reference, reference
 from oneglance.targets.base import Target
 from oneglance.targets.chat import encode
 from oneglance.targets.state import Inputs
@@ -26,6 +26,7 @@ def run(
     limit: int,
     max_new_tokens: int = 256,
     warmup: int = 2,
+    shaped: Target | None = None,
 ) -> Iterator[list[Record]]:
     """Benchmark systems on held-out prompts of the built-in suite.
 
@@ -39,22 +40,26 @@ def run(
         limit: prompts a task.
         max_new_tokens: cap.
         warmup: prompts a task decoded untimed first.
+        shaped: the same target in passes of a fixed shape: systems other than ``plain`` run on it, and their identity
+            is with single rows in passes of that shape.
 
     Yields:
         The records of one prompt, one a system.
     """
-    decoders = {name: Decoder(target, bind(target)) for name, bind in systems.items()}
+    on = {name: target if shaped is None or name == "plain" else shaped for name in systems}
+    decoders = {name: Decoder(on[name], bind(on[name])) for name, bind in systems.items()}
     names, params = list(decoders), SamplingParams(max_new_tokens=max_new_tokens)
     for task in tasks:
         for index, example in enumerate(synthetic.examples(task, split="eval", limit=limit)):
             inputs = encode(target, example.prompt, images=[example.image])
             truth = reference(target, inputs, max_new_tokens=max_new_tokens)
+            same_shape = truth if shaped is None else reference(shaped, inputs, max_new_tokens=max_new_tokens)
             if index < warmup:
                 for decoder in decoders.values():
                     _decode(decoder, inputs, params)
             turn = index % len(names)
             done = {name: _decode(decoders[name], inputs, params) for name in names[turn:] + names[:turn]}
-            yield [_record(name, example, done[name], truth) for name in names]
+            yield [_record(name, example, done[name], truth if on[name] is target else same_shape) for name in names]
 
 
 def _decode(decoder: Decoder, inputs: Inputs, params: SamplingParams) -> Generation:

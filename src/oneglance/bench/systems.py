@@ -40,8 +40,10 @@ class System(NamedTuple):
 TRAIN = "oneglance train recipes/reader-{}.yaml"
 SYSTEMS: dict[str, System] = {
     "plain": System("none"),
-    "chain": System("block", "chain", HEAD),
-    "tree": System("block", "best_first", HEAD),
+    "plain-shaped": System("none"),  # what --fixed-shape costs: plain decoding in the shape of the others
+    "chain": System("block:rescorer=none", "chain", HEAD),
+    "tree": System("block:rescorer=none", "best_first", HEAD),
+    "conditioned": System("block", "best_first", HEAD),  # with the rescorer beside the head, where there is one
     "ngram": System("ngram"),
     "two_model": System("two_model", "chain", "two_model", "any smaller model of the same tokenizer serves"),
     "eagle3": System("eagle3", "chain", "eagle3", TRAIN.format("eagle3")),

@@ -34,8 +34,22 @@ Matrix = Annotated[
     typer.Option("--matrix", help="Every arm next to its drafter-free controls, in float32 and bfloat16 (Table 7)."),
 ]
 Out = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", rich_help_panel=options.OUTPUT, help="With --matrix: token ids and rows as JSON."),
+    list[Path] | None,
+    typer.Option(
+        metavar="FILE",
+        rich_help_panel=options.OUTPUT,
+        help="With --matrix: .json with all token ids, .html with every divergence, .md with the tables (between their "
+        "markers, if the page exists). Repeat for several.",
+    ),
+]
+Baselines = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--baseline",
+        metavar="NAME=HEAD",
+        rich_help_panel=options.MODEL,
+        help="With --matrix: another drafter and its checkpoint. Those that need none run anyway.",
+    ),
 ]
 CompareHf = Annotated[bool, typer.Option("--hf/--no-hf", help="Also compare with transformers' own generate.")]
 
@@ -52,6 +66,7 @@ def audit(
     target: options.Target = options.BUILTIN,
     head: options.Head = None,
     drafter: options.Drafter = "block",
+    baseline: Baselines = None,
     branch_k: options.BranchK = None,
     temperature: options.Temperature = 0.0,
     top_k: options.TopK = 0,
@@ -65,6 +80,7 @@ def audit(
     device_map: options.DeviceMap = None,
     attention: options.Attention = "sdpa",
     threads: options.Threads = None,
+    fixed_shape: options.FixedShape = False,
     json: options.Json = False,
 ) -> None:
     """Compare every output with an independent plain loop, token for token.
@@ -75,7 +91,9 @@ def audit(
     With --temperature, tokens drawn with a seed are compared with those that the plain loop draws with it.
 
     With --matrix, plain decoding is also compared with itself along other kernels, threads and precisions, each drafter
-    stands next to these controls, and the gate's δ is measured unless it is given.
+    stands next to these controls, and the gate's δ is measured unless it is given. Ties are no failure there either.
+
+    With --fixed-shape, both sides run packed passes of one shape, and any difference at all is a failure.
     """
     from oneglance.audit import audit as run
     from oneglance.drafters import prepare
@@ -96,30 +114,35 @@ def audit(
     )
     if matrix and params != opening.sampling(max_new_tokens, seed=seed or 0):
         raise InputError("--matrix compares greedy text; drop --temperature and its kind")
-    _check_matrix(matrix, tree=tree, budget=budget, dtype=dtype, gate=gate, out=out)
+    _check_matrix(matrix, tree=tree, budget=budget, dtype=dtype, gate=gate, out=out, baseline=baseline)
     opening.set_threads(threads)
     for size in budget or []:
         opening.check_tree(size, branch_k)
     names = choose_tasks(tasks)
     policies = {name: policy(name) for name in tree or ["best_first"]}
     bind = prepare(drafter, opening.head_name(target, head, drafter))
-    open_in = partial(open_target, target, device=device, device_map=device_map, attention=attention)
+    shape = max(budget or [options.BUDGET]) if fixed_shape else None
+    open_in = partial(
+        open_target, target, device=device, device_map=device_map, attention=attention, fixed_for_budget=shape
+    )
     if matrix:
         from oneglance.commands.matrix import run_matrix
 
-        is_exact = run_matrix(
+        is_sound = run_matrix(
             lambda name: open_in(dtype=name),
             bind,
+            drafter=drafter,
+            baselines=baseline or (),
             tasks=names,
             prompts=prompts,
             budget=(budget or [options.BUDGET])[0],
             branch_k=branch_k,
             max_new_tokens=max_new_tokens,
             gate=margin,
-            out=out,
+            out=out or (),
             json=json,
         )
-        raise typer.Exit(0 if is_exact else 1)
+        raise typer.Exit(0 if is_sound else 1)
     opened = open_in(dtype=dtype)
     arms = {
         f"{name}/{size}": partial(bind, policy=chosen, budget=size, branch_k=branch_k)
@@ -131,19 +154,28 @@ def audit(
     )
     report = _follow(reports, prompts, show=not json)
     if json:
-        terminal.write_json({**report.as_dict(), "dtype": dtype, "attention": attention, "target": target})
+        terminal.write_json(
+            {**report.as_dict(), "dtype": dtype, "attention": attention, "target": target, "passes": opened.passes.name}
+        )
     else:
         _show(Console(highlight=False), report)
-    if report.bugs:
+    if report.bugs or (fixed_shape and report.divergences):
         raise typer.Exit(1)
 
 
 def _check_matrix(
-    matrix: bool, *, tree: list[str] | None, budget: list[int] | None, dtype: str, gate: str, out: Path | None
+    matrix: bool,
+    *,
+    tree: list[str] | None,
+    budget: list[int] | None,
+    dtype: str,
+    gate: str,
+    out: list[Path] | None,
+    baseline: list[str] | None,
 ) -> None:
     """Refuse options that the mode would not look at."""
-    if not matrix and (gate != "off" or out is not None):
-        raise InputError("--gate and --out go with --matrix")
+    if not matrix and (gate != "off" or out or baseline):
+        raise InputError("--gate, --baseline and --out go with --matrix")
     if matrix and (tree or len(budget or []) > 1 or dtype != "float32"):
         raise InputError("--matrix runs chain and tree at one budget, in float32 and bfloat16; drop --tree and --dtype")
 
@@ -191,7 +223,7 @@ def _show(console: Console, report: AuditReport) -> None:
     for name, tally in rows.items():
         table.add_row(name, f"{tally.identical}/{tally.total}")
     if report.hf.total:
-        table.add_row("plain loop = generate()", f"{report.hf.identical}/{report.hf.total}")
+        table.add_row("generate() = plain loop", f"{report.hf.identical}/{report.hf.total}")
     console.print(table)
     console.print(
         f"{report.num_tokens} tokens compared; largest packed-versus-plain logit difference "
@@ -202,4 +234,6 @@ def _show(console: Console, report: AuditReport) -> None:
             f"{d.verdict}: {d.case} {d.arm}, token {d.position}: expected {d.expected}, got {d.got}, "
             f"gap {d.gap:.2g}, perturbation {d.perturbation:.2g}"
         )
+    for f in report.feature_faults:
+        console.print(f"bug: {f.case} {f.arm}: features of other rows than the committed ones, off by {f.error:.2g}")
     console.print(f"{report.ties} ties, {report.bugs} bugs")

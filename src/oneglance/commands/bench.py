@@ -20,8 +20,8 @@ Systems = Annotated[
     str,
     typer.Option(
         metavar="NAMES",
-        help="plain, chain, tree, ngram, two_model, eagle3, eagle3_tree, medusa: comma-separated; weights follow an @, "
-        "settings a colon: eagle3:num_passes=3@runs/reader-eagle3/head.",
+        help="plain, plain-shaped, chain, tree, conditioned, ngram, two_model, eagle3, eagle3_tree, medusa: "
+        "comma-separated; weights follow an @, settings a colon: eagle3:num_passes=3@runs/reader-eagle3/head.",
     ),
 ]
 Limit = Annotated[int, typer.Option(metavar="N", min=1, help="Held-out prompts a task.")]
@@ -41,6 +41,7 @@ def bench(
     device: options.Device = None,
     attention: options.Attention = "sdpa",
     threads: options.Threads = None,
+    fixed_shape: options.FixedShape = False,
     json: options.Json = False,
 ) -> None:
     """Time systems against plain decoding, prompt by prompt in one process.
@@ -48,6 +49,10 @@ def bench(
     Decode-only, batch one, from the end of the target's prefill. The speedup is a ratio of summed times with a paired
     bootstrap interval over prompts; identity is against an independent plain loop. Exits with 1 if, in float32, an
     output differs from it.
+
+    With --fixed-shape, systems other than plain run packed passes of one shape, and their identity is with single rows
+    in that shape: any difference is then a failure, in every dtype. plain-shaped is what that costs plain decoding;
+    speedups are against ordinary plain decoding as ever.
     """
     from dataclasses import asdict
 
@@ -55,7 +60,7 @@ def bench(
     from oneglance.bench.metrics import geomean, summarise
     from oneglance.bench.runner import run
     from oneglance.bench.systems import prepare_systems
-    from oneglance.targets import open_target
+    from oneglance.targets import open_fixed, open_target
 
     if max_new_tokens < 2:
         raise InputError(f"a benchmark needs at least two new tokens, got --max-new-tokens {max_new_tokens}")
@@ -64,19 +69,30 @@ def bench(
     names, chosen = [n.strip() for n in systems.split(",") if n.strip()], choose_tasks(tasks)
     own = head or (target if target.startswith("builtin:") else None)
     bound = prepare_systems(names, own, budget=budget, target=target)
+    if "plain-shaped" in names and not fixed_shape:
+        raise InputError("the system plain-shaped goes with --fixed-shape")
     opened = open_target(target, dtype=dtype, device=device, attention=attention)
+    shaped = open_fixed(opened, budget) if fixed_shape else None
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     records = []
     quiet = json or not sys.stderr.isatty()
     with Progress(*columns, console=Console(stderr=True), disable=quiet, transient=True) as progress:
         bar = progress.add_task("decoding", total=limit * len(chosen))
-        for done in run(opened, bound, chosen, limit=limit, max_new_tokens=max_new_tokens):
+        for done in run(opened, bound, chosen, limit=limit, max_new_tokens=max_new_tokens, shaped=shaped):
             records += done
             progress.update(bar, advance=1, description=done[0].task)
     rows = summarise(records)
     gains = {s: [r.speedup for r in rows if r.system == s and r.speedup is not None] for s in names}
     result: dict[str, Any] = {
-        "manifest": manifest(target=target, head=head, budget=budget, dtype=dtype, attention=attention, limit=limit),
+        "manifest": manifest(
+            target=target,
+            head=head,
+            budget=budget,
+            dtype=dtype,
+            attention=attention,
+            limit=limit,
+            fixed_shape=fixed_shape,
+        ),
         "rows": [row.as_dict() for row in rows],
         "geomean_speedup": {system: geomean(values) for system, values in gains.items() if values},
     }
@@ -88,7 +104,8 @@ def bench(
         terminal.write_json(result)
     else:
         _show(Console(highlight=False), result)
-    if dtype == "float32" and any(not record.identical for record in records):
+    judged = [r for r in records if dtype == "float32" or (fixed_shape and r.system != "plain")]
+    if any(not record.identical for record in judged):
         raise typer.Exit(1)
 
 

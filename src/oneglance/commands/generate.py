@@ -50,6 +50,7 @@ def generate(
     device_map: options.DeviceMap = None,
     attention: options.Attention = "sdpa",
     threads: options.Threads = None,
+    fixed_shape: options.FixedShape = False,
     logprobs: options.Logprobs = None,
     json: options.Json = False,
 ) -> None:
@@ -96,6 +97,7 @@ def generate(
         device_map=device_map,
         attention=attention,
         threads=threads,
+        fixed_shape=fixed_shape,
     )
     if isinstance(margin, Path):
         from oneglance.calibrate import delta_of

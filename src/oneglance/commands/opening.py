@@ -126,9 +126,12 @@ def head_name(target: str, head: str | None, drafter: str) -> str | None:
     Raises:
         InputError: another target without a head.
     """
-    if drafter == "block" and head is None and not target.startswith("builtin:"):
+    from oneglance.drafters.settings import wants_block_head
+
+    takes_own = wants_block_head(drafter)
+    if takes_own and head is None and not target.startswith("builtin:"):
         raise InputError(f"target {target!r} needs a draft head: give --head, or --drafter none for plain decoding")
-    return head or (target if drafter == "block" else None)
+    return head or (target if takes_own else None)
 
 
 def set_threads(threads: int | None) -> None:
@@ -152,6 +155,7 @@ def open_decoder(
     device_map: str | None = None,
     attention: str = "sdpa",
     threads: int | None = None,
+    fixed_shape: bool = False,
 ) -> Decoder:
     """A decoder for the shared options, which have the same names.
 
@@ -174,4 +178,5 @@ def open_decoder(
         device=device,
         device_map=device_map,
         attention=attention,
+        fixed_shape=fixed_shape,
     )

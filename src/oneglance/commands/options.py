@@ -124,6 +124,14 @@ Attention = Annotated[str, typer.Option(metavar="NAME", rich_help_panel=MACHINE,
 Threads = Annotated[
     int | None, typer.Option(metavar="N", min=1, rich_help_panel=MACHINE, help="CPU threads; default as torch decides.")
 ]
+FixedShape = Annotated[
+    bool,
+    typer.Option(
+        "--fixed-shape",
+        rich_help_panel=MACHINE,
+        help="Plain and drafted passes in one shape, so that tokens are equal in bfloat16 too (slower).",
+    ),
+]
 Images = Annotated[
     list[str] | None,
     typer.Option("--image", metavar="PATH", help="A page or photo: a path, URL or data URI. Repeat for several."),

@@ -23,6 +23,11 @@ DRAFTERS: dict[str, str] = {
 }
 
 
+def installed() -> dict[str, str]:
+    """Name → place of every drafter, this package's and other people's."""
+    return {**DRAFTERS, **{point.name: point.value for point in entry_points(group="oneglance.drafters")}}
+
+
 def prepare(name: str, head: str | None) -> Callable[..., Drafter]:
     """Load what a drafter needs before its target is opened.
 
@@ -39,7 +44,7 @@ def prepare(name: str, head: str | None) -> Callable[..., Drafter]:
         HeadError: its checkpoint cannot be loaded.
     """
     bare, settings = split(name)
-    known = {**DRAFTERS, **{point.name: point.value for point in entry_points(group="oneglance.drafters")}}
+    known = installed()
     if bare not in known:
         raise InputError(f"unknown drafter {bare!r}; choose one of {', '.join(sorted(known))}")
     module, attribute = known[bare].split(":")

@@ -39,6 +39,11 @@ def split(name: str) -> tuple[str, dict[str, str]]:
     return bare, settings
 
 
+def wants_block_head(drafter: str) -> bool:
+    """Whether the drafter is the block head, whatever its settings: the one that built-in targets bring along."""
+    return split(drafter)[0] == "block"
+
+
 def read_settings(kind: type[S], drafter: str, given: Mapping[str, object]) -> S:
     """Check settings.
 

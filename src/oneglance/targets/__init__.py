@@ -58,6 +58,7 @@ def open_target(
     device_map: str | None = None,
     attention: str = "sdpa",
     probe: bool = True,
+    fixed_for_budget: int | None = None,
 ) -> Target:
     """Open a frozen target.
 
@@ -67,7 +68,8 @@ def open_target(
         device: ``cpu``, ``cuda``, ``mps``, …; default CPU.
         device_map: for accelerate, e.g. ``auto``; not together with ``device``.
         attention: ``sdpa`` or ``eager``.
-        probe: run the row-independence probe.
+        probe: run the row-independence probe, and with a fixed shape that of slots.
+        fixed_for_budget: lay packed passes out in the fixed shape that trees of as many nodes fit into.
 
     Raises:
         TargetError: it cannot be loaded, or cannot be verified in packed passes.
@@ -103,7 +105,24 @@ def open_target(
     target = cls(model, processor, name=name)
     if probe:
         check_row_independence(target)
-    return target
+    return target if fixed_for_budget is None else open_fixed(target, fixed_for_budget, probe=probe)
+
+
+def open_fixed(target: Target, budget: int, *, probe: bool = True) -> Target:
+    """The same target, with packed passes in the one shape that trees of ``budget`` nodes fit into.
+
+    Raises:
+        TargetError: a kernel's row depends on its slot here, so that equal shapes do not make equal rows.
+    """
+    from oneglance.targets.passes import FixedShape
+    from oneglance.targets.probe import check_slot_independence
+
+    if target.device.type == "mps":
+        raise TargetError("a fixed shape reduces attention in float64, which mps lacks; use cpu or cuda")
+    fixed = target.with_passes(FixedShape.for_budget(budget))
+    if probe:
+        check_slot_independence(fixed)
+    return fixed
 
 
 def parse_dtype(name: str) -> Any:

@@ -6,6 +6,7 @@ positions packed rows get, and what its prefill needs. Targets hold no sequence 
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -20,8 +21,8 @@ from transformers.cache_utils import Cache
 
 from oneglance.core import InputError, TokenTree
 from oneglance.targets import hf
+from oneglance.targets.passes import FreeShape, Passes
 from oneglance.targets.state import Inputs, TargetState
-from oneglance.tree import pack
 
 FEATURE_POINT = "input_of_next_layer"
 
@@ -33,6 +34,7 @@ class Target:
         model: an unmodified HF model in eval mode.
         processor: its processor (VLM) or tokenizer (text-only).
         name: what it was opened from, for reports.
+        passes: how packed passes are laid out.
 
     Raises:
         TargetError: the model cannot be verified in packed passes.
@@ -42,13 +44,22 @@ class Target:
     takes_images: ClassVar[bool] = False
     auto_class: ClassVar[str] = "AutoModelForCausalLM"
 
-    def __init__(self, model: PreTrainedModel, processor: Any, *, name: str) -> None:
+    def __init__(self, model: PreTrainedModel, processor: Any, *, name: str, passes: Passes | None = None) -> None:
         self.model = model.eval().requires_grad_(False)
         self.processor = processor
         self.name = name
+        self.passes: Passes = passes or FreeShape()
         hf.check_attention(model)
         self._cache_keyword = hf.cache_keyword(self.text_model)
         hf.new_cache(self.model.config)
+
+    def with_passes(self, passes: Passes) -> Target:
+        """The same model, with packed passes laid out in another way."""
+        return type(self)(self.model, self.processor, name=self.name, passes=passes)
+
+    def in_float64(self) -> Target:
+        """A copy whose weights and arithmetic are float64."""
+        return type(self)(copy.deepcopy(self.model).double(), self.processor, name=self.name, passes=self.passes)
 
     # Geometry ---------------------------------------------------------------------------------------------------
 
@@ -278,22 +289,26 @@ class Target:
             the packed rows; a failure leaves it as it was.
         """
         self.rollback(state)
-        packed = pack(root, tree)
+        packed = self.passes.lay_out(root, tree)
+        num_rows = len(packed.token_ids)
         depths = torch.from_numpy(packed.depths).to(self.device)
         arguments = self.packed_arguments(state, depths)
-        if len(tree):
+        if num_rows > 1:
             arguments["attention_mask"] = self._ancestor_mask(state.length, torch.from_numpy(packed.visible))
         arguments["input_ids"] = torch.from_numpy(packed.token_ids)[None].to(self.device)
-        state.pending = (len(tree) + 1, [])
+        state.pending = (num_rows, [])
         try:
-            with hf.captured_features(self.feature_points(state.layer_ids)) as features:
+            with (
+                self.passes.running(self.text_config),
+                hf.captured_features(self.feature_points(state.layer_ids)) as features,
+            ):
                 output = self.packed_module(**arguments, **{self._cache_keyword: state.cache}, use_cache=True)
-            rows: Tensor = self.lm_head(output.last_hidden_state)[0]
+                rows: Tensor = self.lm_head(output.last_hidden_state)[0]
         except BaseException:
             self.rollback(state)
             raise
-        state.pending = (len(tree) + 1, features)
-        return rows
+        state.pending = (num_rows, features)
+        return rows[: len(tree) + 1]
 
     @torch.inference_mode()
     def commit(self, state: TargetState, path: Sequence[int], token_ids: Sequence[int]) -> None:

@@ -85,6 +85,42 @@ def check_attention(model: PreTrainedModel) -> None:
         )
 
 
+FLOAT64_ATTENTION = "oneglance_float64"
+
+
+@contextmanager
+def attention_in_float64(config: Any) -> Iterator[None]:
+    """Attention scores, softmax and sum in float64 in every layer of a text config, rounded once, to the model's dtype.
+
+    Args:
+        config: of the text stack, whose layers look the backend up in it at each pass.
+    """
+    transformers.AttentionInterface.register(FLOAT64_ATTENTION, _float64_attention)
+    before, config._attn_implementation_internal = config._attn_implementation_internal, FLOAT64_ATTENTION
+    try:
+        yield
+    finally:
+        config._attn_implementation_internal = before
+
+
+def _float64_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention function: query (1, heads, M, D), key and value (1, kv heads, C, D), additive mask."""
+    wide = query.double().view(1, key.shape[1], -1, *query.shape[2:])  # (1, kv heads, group, M, D)
+    scores = wide @ key.double()[:, :, None].transpose(-1, -2) * (scaling or query.shape[-1] ** -0.5)
+    if attention_mask is not None:
+        scores += attention_mask.double()[:, :, None]
+    out = scores.softmax(dim=-1) @ value.double()[:, :, None]
+    return out.flatten(1, 2).transpose(1, 2).to(query.dtype).contiguous(), None
+
+
 def load_processor(folder: str, model_type: str) -> Any:
     """The target's own processor; without its video part where torchvision or that part's file is missing.
 

@@ -26,6 +26,11 @@ class Inputs:
         ids: list[int] = self.tensors["input_ids"][0].tolist()
         return ids
 
+    def in_float64(self) -> Inputs:
+        """The same prompt for a target whose arithmetic is float64."""
+        wide = {key: value.double() if value.is_floating_point() else value for key, value in self.tensors.items()}
+        return Inputs(wide, self.num_images)
+
 
 @dataclass(slots=True)
 class TargetState:
