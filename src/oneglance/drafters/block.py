@@ -87,6 +87,7 @@ class BlockDrafter:
         self.target = target
         self.policy = policy
         self.budget = budget
+        self.branch_k = branch_k
         self.num_ranks = min(branch_k or budget, target.vocab_size)
         self._name = name
         self._banned = torch.tensor(target.banned_ids, device=target.lm_head_device, dtype=torch.long)
@@ -102,6 +103,12 @@ class BlockDrafter:
         last = next(target.layers[max(checkpoint.config.target_layer_ids)].parameters())
         head = checkpoint.build(dtype=target.dtype, device=last.device)
         return cls(head, target, name=checkpoint.name, **options)  # type: ignore[arg-type]
+
+    def with_budget(self, budget: int) -> BlockDrafter:
+        """The same head with trees of another size."""
+        return BlockDrafter(
+            self.head, self.target, name=self._name, policy=self.policy, budget=budget, branch_k=self.branch_k
+        )
 
     @property
     def name(self) -> str | None:
