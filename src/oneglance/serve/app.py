@@ -81,7 +81,7 @@ class Service:
         """Queue a request, and answer it whole or as a stream."""
         self.check_model(body.model)
         try:
-            job = self.worker.admit((request.client.host if request.client else "?"))
+            job = self.worker.admit(request.client.host if request.client else "?")
         except Exception as error:
             if isinstance(error, errors.QueueFull):
                 self.metrics.turned_away()

@@ -31,14 +31,14 @@ def json_response(value: object, status: int = 200, headers: Mapping[str, str] |
 def body(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
     """Status, error object and headers of a failure."""
     if isinstance(error, InputError):
-        return 400, _object(str(error), "invalid_request_error"), {}
+        return 400, error_object(str(error), "invalid_request_error"), {}
     if isinstance(error, QueueFull):
-        return 429, _object(str(error), "rate_limit_error", code="queue_full"), {"Retry-After": RETRY_S}
+        return 429, error_object(str(error), "rate_limit_error", code="queue_full"), {"Retry-After": RETRY_S}
     if isinstance(error, NotReady):
-        return 503, _object(str(error), "service_unavailable", code="not_ready"), {"Retry-After": RETRY_S}
+        return 503, error_object(str(error), "service_unavailable", code="not_ready"), {"Retry-After": RETRY_S}
     if isinstance(error, TooLate):
-        return 504, _object(str(error), "timeout_error", code="timeout"), {}
-    return 500, _object("decoding failed; the server's log says why", "server_error"), {}
+        return 504, error_object(str(error), "timeout_error", code="timeout"), {}
+    return 500, error_object("decoding failed; the server's log says why", "server_error"), {}
 
 
 def response(error: Exception) -> Response:
@@ -56,11 +56,11 @@ def install(app: FastAPI) -> None:
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         message, parameter = _what_is_invalid(error)
-        return json_response(_object(message, "invalid_request_error", param=parameter), 400)
+        return json_response(error_object(message, "invalid_request_error", param=parameter), 400)
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        value = _object(str(error.detail), "invalid_request_error")
+        value = error_object(str(error.detail), "invalid_request_error")
         return json_response(value, error.status_code, error.headers)
 
     app.add_exception_handler(OneglanceError, ours)
@@ -69,7 +69,8 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, ours)
 
 
-def _object(message: str, kind: str, *, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+def error_object(message: str, kind: str, *, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    """OpenAI's shape of an error."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 

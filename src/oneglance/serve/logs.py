@@ -11,9 +11,10 @@ from contextvars import ContextVar
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from oneglance.serve.errors import json_response
+from oneglance.serve.errors import error_object, json_response
 
 log = logging.getLogger("oneglance.serve")
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
@@ -65,7 +66,7 @@ class RequestScope:
             message = await receive()
             size += len(message.get("body", b""))
             if size > self._max_body:
-                raise BodyTooLarge
+                raise BodyTooLarge(self._max_body)  # the application answers
             return message
 
         async def marked(message: Message) -> None:
@@ -78,13 +79,10 @@ class RequestScope:
         try:
             length = headers.get("content-length", "0")
             if length.isdecimal() and int(length[:20]) > self._max_body:
-                raise BodyTooLarge
-            await self._app(scope, counted, marked)
-        except BodyTooLarge:
-            if not status:
-                text = f"the request body is larger than {self._max_body} bytes; send smaller images"
-                error = {"error": {"message": text, "type": "invalid_request_error", "param": None, "code": None}}
-                await json_response(error, 413, {"Connection": "close"})(scope, receive, marked)
+                text = BodyTooLarge(self._max_body).detail
+                await json_response(error_object(text, "invalid_request_error"), 413)(scope, receive, marked)
+            else:
+                await self._app(scope, counted, marked)
         finally:
             if scope["path"] not in QUIET:
                 fields = {
@@ -98,5 +96,12 @@ class RequestScope:
             request_id.reset(token)
 
 
-class BodyTooLarge(Exception):
-    """A request body is over the limit."""
+class BodyTooLarge(HTTPException):
+    """A request body is over the limit.
+
+    Args:
+        limit: bytes.
+    """
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(413, f"the request body is larger than {limit} bytes; send smaller images")

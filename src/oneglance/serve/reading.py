@@ -21,6 +21,7 @@ from oneglance.targets.base import Target
 from oneglance.targets.chat import encode
 from oneglance.targets.state import Inputs
 
+MAX_DEPTH = 100
 Parser = PlainText | NamedCall | TaggedCalls
 
 
@@ -49,6 +50,7 @@ def read_chat(body: schema.ChatRequest, settings: ServeSettings) -> Question:
     Raises:
         InputError: something in it cannot be; the message names it.
     """
+    check_text(body.model_dump())
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         raise InputError("give max_tokens or max_completion_tokens, not both")
     if body.top_logprobs is not None and not body.logprobs:
@@ -83,6 +85,7 @@ def read_completion(body: schema.CompletionRequest, settings: ServeSettings) -> 
     Raises:
         InputError: something in it cannot be; the message names it.
     """
+    check_text(body.model_dump())
     params = _sampling(body, settings, max_tokens=body.max_tokens or 16, logprobs=body.logprobs, json_schema=None)
     prompt = body.prompt
 
@@ -98,6 +101,28 @@ def read_completion(body: schema.CompletionRequest, settings: ServeSettings) -> 
         return target.wrap({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
 
     return Question(inputs, params, body.speculation is not False, _budget(body, settings))
+
+
+def check_text(value: Any, depth: int = 0) -> None:
+    """Refuse half surrogate pairs, which JSON can hold and no encoding can, and nesting that exhausts a stack.
+
+    Raises:
+        InputError: there is one.
+    """
+    if depth > MAX_DEPTH:
+        raise InputError(f"the request is nested more than {MAX_DEPTH} levels deep; make it flatter")
+    if isinstance(value, str) and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise InputError("the request holds half a surrogate pair; send valid Unicode text") from error
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            check_text(key, depth + 1)
+            check_text(inner, depth + 1)
+    elif isinstance(value, list):
+        for inner in value:
+            check_text(inner, depth + 1)
 
 
 def _budget(body: schema.Sampling, settings: ServeSettings) -> int | None:

@@ -124,6 +124,8 @@ class Worker:
         self._running: Job | None = None
         self._is_draining = False
         self._thread = threading.Thread(target=self._serve, name="decode", daemon=True)
+        metrics.waiting.set_function(lambda: self.num_waiting)
+        metrics.running.set_function(lambda: int(self._running is not None))
 
     def start(self) -> None:
         """Begin to load."""
@@ -135,7 +137,7 @@ class Worker:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._inside) - (self._running is not None)
+        return sum(job is not self._running for job in tuple(self._inside))
 
     def admit(self, client: str) -> Job:
         """A place in the queue, before the request's images are read. To be called from the event loop.
@@ -152,7 +154,6 @@ class Worker:
             raise QueueFull(f"{self._max_queue} requests are waiting already; try again later")
         job = Job(client, asyncio.get_running_loop())
         self._inside.add(job)
-        self._metrics.waiting.set(self.num_waiting)
         return job
 
     def submit(self, job: Job, question: Question) -> None:
@@ -166,7 +167,6 @@ class Worker:
         """Give the place back."""
         job.end("abort")
         self._inside.discard(job)
-        self._metrics.waiting.set(self.num_waiting)
 
     def drain(self) -> None:
         """Let what runs finish, and turn away what waits."""
@@ -194,9 +194,7 @@ class Worker:
         log.info("ready", extra={"fields": {"load_s": round(time.perf_counter() - started, 3)}})
         while (job := self._queue.get()) is not None:
             self._running = job
-            self._metrics.running.set(1)
-            self._metrics.waiting.set(self.num_waiting)
-            try:
+                try:
                 self._decode(job, self.decoder)
             except InputError as error:
                 job.emit(error)
@@ -206,7 +204,6 @@ class Worker:
                 job.emit(error)
             finally:
                 self._running = None
-                self._metrics.running.set(0)
 
     def _decode(self, job: Job, decoder: Decoder) -> None:
         question = job.question

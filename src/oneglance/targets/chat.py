@@ -125,6 +125,8 @@ def _render(target: Target, messages: list[dict[str, Any]], tools: Sequence[Mapp
     except Exception as error:  # a template is a program of its own, and raises what it likes
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(f"the target's chat template refuses the messages: {reason}") from error
+    if any("\ud800" <= char <= "\udfff" for char in text):
+        raise InputError("the prompt holds half a surrogate pair; give valid Unicode text")
     return text
 
 

@@ -52,7 +52,7 @@ export function drawTree(place, round) {
   }
   for (const node of nodes) {
     const group = element("g", { class: kind(node), transform: `translate(${x(node)} ${y(node) - HEIGHT / 2})` }, svg);
-    const words = shown(node.text);
+    const words = shown(node.text).replaceAll(" ", "␣");  // SVG drops spaces at the ends
     element("rect", { width: WIDTH, height: HEIGHT, rx: 4 }, group);
     const label = element("text", { x: 6, y: 14 }, group);
     label.textContent = words.length > 11 ? words.slice(0, 10) + "…" : words;
