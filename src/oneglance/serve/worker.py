@@ -194,7 +194,7 @@ class Worker:
         log.info("ready", extra={"fields": {"load_s": round(time.perf_counter() - started, 3)}})
         while (job := self._queue.get()) is not None:
             self._running = job
-                try:
+            try:
                 self._decode(job, self.decoder)
             except InputError as error:
                 job.emit(error)
