@@ -29,7 +29,7 @@ from oneglance.serve.logs import RequestScope
 from oneglance.serve.metrics import Metrics
 from oneglance.serve.reading import Question, read_chat, read_completion
 from oneglance.serve.settings import ServeSettings
-from oneglance.serve.worker import Job, Worker
+from oneglance.serve.worker import Job, QueueFull, Worker
 
 log = logging.getLogger("oneglance.serve")
 PAGE = Path(__file__).parent / "page"
@@ -82,9 +82,8 @@ class Service:
         self.check_model(body.model)
         try:
             job = self.worker.admit(request.client.host if request.client else "?")
-        except Exception as error:
-            if isinstance(error, errors.QueueFull):
-                self.metrics.turned_away()
+        except QueueFull:
+            self.metrics.turned_away()
             raise
         is_streaming = False
         try:

@@ -149,7 +149,7 @@ def _sampling(
     own = [body.stop] if isinstance(body.stop, str) else body.stop or []
     if body.rounds:
         logprobs = max(logprobs or 0, 2)  # the second one gives the gap
-    named = {
+    named: dict[str, Any] = {
         "top_k": body.top_k,
         "top_p": body.top_p,
         "min_p": body.min_p,
