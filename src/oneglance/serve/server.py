@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import uvicorn
 
@@ -68,12 +70,22 @@ def serve(settings: ServeSettings, load: Callable[[], Decoder], on_listening: Ca
     service.worker.on_failure = give_up
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     on_listening(f"http://{host}:{listener.getsockname()[1]}")
-    try:
+    with _signals_end_here(), listener:
         asyncio.run(server.serve(sockets=[listener]))
-    finally:
-        listener.close()
     if service.worker.failure is not None:
         raise service.worker.failure
+
+
+@contextmanager
+def _signals_end_here() -> Iterator[None]:
+    """uvicorn raises the signal that ended it once more when it is done; here it has done its work by then."""
+    kinds = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(kind, lambda *_: None) for kind in kinds]
+    try:
+        yield
+    finally:
+        for kind, handler in zip(kinds, before, strict=True):
+            signal.signal(kind, handler)
 
 
 def _listen(settings: ServeSettings) -> socket.socket:
