@@ -29,6 +29,7 @@ import oneglance
 from oneglance.tasks.synthetic import draw
 
 MAX_TOKENS = 24
+GRACE_S = 10.0
 QUEUE = 32  # fewer than the clients, so that some are turned away
 CODE = "from oneglance.cli import main; raise SystemExit(main())"
 
@@ -102,10 +103,13 @@ async def load(url: str, pid: int, *, clients: int, seconds: float) -> dict[str,
     memory: list[int] = []
     waiting: list[float] = []
     end = time.monotonic() + seconds
-    await asyncio.gather(
-        *(client(url, asked, random.Random(i), end, seen) for i in range(clients)),
-        watch(url, pid, end, memory, waiting),
-    )
+    watcher = asyncio.create_task(watch(url, pid, end, memory, waiting))
+    tasks = [asyncio.create_task(client(url, asked, random.Random(i), end, seen)) for i in range(clients)]
+    await watcher
+    _, late_ones = await asyncio.wait(tasks, timeout=GRACE_S)
+    for task in late_ones:  # they leave, as others did
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
     third = max(len(memory) // 3, 1)
     early, late = statistics.median(memory[third : 2 * third] or memory), statistics.median(memory[-third:])
     failed = {name: count for name, count in seen.items() if name.startswith(("failed", "wrong"))}

@@ -174,6 +174,24 @@ def test_forced_tool_calls(tiny_server: Running, choice: Any, no_space: dict[str
     assert last.choices[0].finish_reason == "tool_calls"
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_tool_calls_of_its_own_accord(tiny_server: Running, alone: bool) -> None:
+    call = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
+    regex = "Well, " + (call + call).replace("{", "\\{").replace("}", "\\}").replace(".", "\\.")
+    options: dict[str, Any] = {"tools": [WEATHER], "max_tokens": 250, "extra_body": {"regex": regex}}
+    if alone:
+        options["parallel_tool_calls"] = False
+    answer = ask(tiny_server, **options)
+    calls = answer.choices[0].message.tool_calls
+    expected = {"name": "weather", "arguments": '{"city": "Oslo"}'}
+    assert [own.function.model_dump() for own in calls] == [expected] * (1 if alone else 2)
+    assert answer.choices[0].message.content == "Well, "
+    text, streamed, last = gathered(ask(tiny_server, **options, stream=True))
+    assert text == "Well, "
+    assert list(streamed.values()) == [expected] * len(calls)
+    assert last.choices[0].finish_reason == answer.choices[0].finish_reason == "tool_calls"
+
+
 def test_called_tools_in_the_conversation(tiny_server: Running) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
     messages: list[dict[str, Any]] = [

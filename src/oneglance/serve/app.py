@@ -35,6 +35,7 @@ log = logging.getLogger("oneglance.serve")
 PAGE = Path(__file__).parent / "page"
 ASSETS = Path(__file__).parent.parent / "assets"
 EXAMPLES = ("demo_page.png", "demo_chart.png")
+OWN_NAMES = ("127.0.0.1", "localhost", "::1", "[::1]", "[")  # the last as older Starlettes cut an IPv6 address
 POLL_S = 0.25  # between looks at whether the client is still there
 POLICY = "default-src 'self'; img-src 'self' data: blob:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 FAILURES: dict[int | str, dict[str, Any]] = {
@@ -189,7 +190,7 @@ def create_app(settings: ServeSettings, load: Callable[[], Decoder]) -> FastAPI:
             CORSMiddleware, allow_origins=list(settings.cors_origins), allow_methods=["*"], allow_headers=["*"]
         )
     if settings.is_loopback:  # a web page that rebinds its name to this machine is no client
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost", "[", settings.host])
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*OWN_NAMES, settings.host])
     app.add_middleware(RequestScope, max_body=settings.max_body_mb * 2**20)
     return app
 
