@@ -43,6 +43,9 @@ DECODE, CHECK, MEASURE, TRAIN = "Decode", "Check", "Measure", "Train"
 COMMANDS: dict[str, Row] = {
     "demo": Row("oneglance.commands.demo:demo", DECODE, "Decode a page plainly and with the draft head, side by side."),
     "generate": Row("oneglance.commands.generate:generate", DECODE, "Answer a prompt about images, as it is decoded."),
+    "run": Row("oneglance.commands.run:run", DECODE, "Ask one question about every page of a folder, into a file."),
+    "chat": Row("oneglance.commands.chat:chat", DECODE, "Talk about images, turn by turn."),
+    "serve": Row("oneglance.commands.serve:serve", DECODE, "Answer OpenAI clients, and show a page to try it on."),
     "doctor": Row("oneglance.commands.doctor:doctor", CHECK, "Check this machine, a target and its draft head."),
     "inspect": Row("oneglance.commands.inspect:inspect", CHECK, "Show a target or a draft head, and whether two fit."),
     "audit": Row("oneglance.commands.audit:audit", CHECK, "Compare every output with an independent plain loop."),

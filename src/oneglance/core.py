@@ -157,11 +157,13 @@ class TokenLogprobs:
     Attributes:
         token_id, log_p: the chosen token and its log-probability (nats).
         top: the likeliest tokens, best first, with theirs; those of probability 0 left out.
+        entropy_nats: of the whole row.
     """
 
     token_id: int
     log_p: float
     top: tuple[tuple[int, float], ...]
+    entropy_nats: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,7 @@ class BlockDrafter:
         self.target = target
         self.policy = policy
         self.budget = budget
+        self.branch_k = branch_k
         ranks = branch_k or (budget if rescorer is None else min(budget, CONDITIONED_RANKS))
         self.num_ranks = min(ranks, target.vocab_size)
         self.rescorer = rescorer
@@ -123,6 +124,18 @@ class BlockDrafter:
         head = checkpoint.build(dtype=target.dtype, device=last.device)
         conditioned = rescorer.build(head, target) if rescorer else None
         return cls(head, target, name=checkpoint.name, rescorer=conditioned, **options)  # type: ignore[arg-type]
+
+    def with_budget(self, budget: int) -> BlockDrafter:
+        """The same head with trees of another size."""
+        return BlockDrafter(
+            self.head,
+            self.target,
+            name=self._name,
+            policy=self.policy,
+            budget=budget,
+            branch_k=self.branch_k,
+            rescorer=self.rescorer,
+        )
 
     @property
     def name(self) -> str | None:
