@@ -39,7 +39,7 @@ class Row(NamedTuple):
     help: str
 
 
-DECODE, CHECK, MEASURE, TRAIN = "Decode", "Check", "Measure", "Train"
+DECODE, CHECK, MEASURE, STUDY, TRAIN = "Decode", "Check", "Measure", "Study", "Train"
 COMMANDS: dict[str, Row] = {
     "demo": Row("oneglance.commands.demo:demo", DECODE, "Decode a page plainly and with the draft head, side by side."),
     "generate": Row("oneglance.commands.generate:generate", DECODE, "Answer a prompt about images, as it is decoded."),
@@ -50,6 +50,10 @@ COMMANDS: dict[str, Row] = {
         "oneglance.commands.calibrate:calibrate_gate", CHECK, "Measure how wide the gate for near-ties must be here."
     ),
     "bench": Row("oneglance.commands.bench:bench", MEASURE, "Time systems against plain decoding on the same prompts."),
+    "rounds": Row("oneglance.commands.rounds:rounds", STUDY, "Write a row a round: entropy, accepted length, ranks."),
+    "law": Row("oneglance.commands.law:law", STUDY, "Fit the entropy law to round logs, and say whether it holds."),
+    "tail": Row("oneglance.commands.tail:tail", STUDY, "Test whether the entropy floor runs longer than one hazard."),
+    "width": Row("oneglance.commands.width:width", STUDY, "Replay width policies on a log's own marginals."),
     "collect": Row("oneglance.commands.collect:collect", TRAIN, "Write the target's own answers to prompts as traces."),
     "train": Row("oneglance.commands.train:train", TRAIN, "Train a draft head on traces, by a recipe."),
     "select": Row("oneglance.commands.heads:select", TRAIN, "Make the best checkpoint of a run its head."),

@@ -67,6 +67,9 @@ class BlockDrafter:
         policy: marginals and budget → tree.
         budget: N, root excluded.
         branch_k: ranks looked at per offset; None means as many as the budget, which is exact.
+
+    Attributes:
+        watch: sees the logits (L, V) of every pass, where somebody keeps a log of rounds.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class BlockDrafter:
         self.policy = policy
         self.budget = budget
         self.num_ranks = min(branch_k or budget, target.vocab_size)
+        self.watch: Callable[[Tensor], None] | None = None
         self._name = name
         self._banned = torch.tensor(target.banned_ids, device=target.lm_head_device, dtype=torch.long)
 
@@ -146,6 +150,8 @@ class BlockDrafter:
         logits = self.target.lm_head(hidden.to(self.target.lm_head_device)).float()
         if len(self._banned):
             logits[:, self._banned] = -torch.inf
+        if self.watch is not None:
+            self.watch(logits)
         top = torch.topk(logits, min(self.num_ranks, logits.shape[-1]), dim=-1)
         log_q = top.values - logits.logsumexp(dim=-1, keepdim=True)
         values, ids = log_q.cpu().double().numpy(), top.indices.cpu().numpy()
