@@ -50,6 +50,9 @@ COMMANDS: dict[str, Row] = {
         "oneglance.commands.calibrate:calibrate_gate", CHECK, "Measure how wide the gate for near-ties must be here."
     ),
     "bench": Row("oneglance.commands.bench:bench", MEASURE, "Time systems against plain decoding on the same prompts."),
+    "sweep": Row("oneglance.commands.sweep:sweep", MEASURE, "Vary budget, depth, context, temperature or threads."),
+    "cost": Row("oneglance.commands.cost:cost", MEASURE, "Time the parts of a round in one process."),
+    "ledger": Row("oneglance.commands.ledger:ledger", MEASURE, "Compare two results, where they can be compared."),
     "rounds": Row("oneglance.commands.rounds:rounds", STUDY, "Write a row a round: entropy, accepted length, ranks."),
     "law": Row("oneglance.commands.law:law", STUDY, "Fit the entropy law to round logs, and say whether it holds."),
     "tail": Row("oneglance.commands.tail:tail", STUDY, "Test whether the entropy floor runs longer than one hazard."),

@@ -56,10 +56,11 @@ class Journal:
         self.lines = lines
         write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in lines))
 
-    def remove(self) -> None:
+    @staticmethod
+    def remove_at(path: Path) -> None:
         """Drop lines and settings: the run is complete and its result is elsewhere."""
-        self.path.unlink(missing_ok=True)
-        self._beside.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+        path.with_name(path.name + SETTINGS).unlink(missing_ok=True)
 
 
 def _difference(stored: Any, wanted: dict[str, Any]) -> str:

@@ -56,10 +56,15 @@ def as_object(value: object) -> dict[str, Any]:
     return shown
 
 
-def write_json(value: object) -> None:
-    """One object on stdout, in plain text that any terminal survives."""
+def to_json(value: object) -> str:
+    """JSON text that any terminal survives."""
     text = json.dumps(plain(value), ensure_ascii=False, indent=2)
-    sys.stdout.write(UNSAFE_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
+    return UNSAFE_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def write_json(value: object) -> None:
+    """One object on stdout."""
+    sys.stdout.write(to_json(value) + "\n")
 
 
 def is_coloured(out: TextIO) -> bool:
