@@ -6,19 +6,23 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 from PIL import Image
 
+from oneglance.core import InputError
+from oneglance.images import load_image
 from oneglance.targets.base import Target
 from oneglance.targets.chat import encode
 from oneglance.targets.state import Inputs
 from oneglance.tasks import grading, synthetic
 from oneglance.tasks.base import Example
+from oneglance.tasks.catalogue import Item, OfficialTask, load_task
 from oneglance.tasks.grading import Grade
+from oneglance.train.fit import find_pictures
 from oneglance.train.prompts import Prompt, read_prompts
-from oneglance.train.traces import open_source, shrink
+from oneglance.train.traces import open_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +47,22 @@ class Case:
     system: str | None = None
     metric: str | None = None
 
-    def encode(self, target: Target, *, long_side: int | None = None) -> Inputs:
-        """The prompt, as the target sees it; ``long_side`` sets the images' resolution, up or down.
+    def encode(self, target: Target, *, scale: float = 1.0) -> Inputs:
+        """The prompt, as the target sees it; ``scale`` changes the images' resolution, up or down.
 
         Raises:
             ImageError: an image cannot be read.
         """
-        pictures = [resize(image, long_side) for image in self.images()]
+        pictures = [resize(image, scale) for image in self.images()]
         return encode(target, self.text, images=pictures, system=self.system)
 
 
-def resize(image: Image.Image, long_side: int | None) -> Image.Image:
-    """The image with exactly this long side, None for its own."""
-    if long_side is None or max(image.size) >= long_side:
-        return shrink(image, long_side)
-    scale = long_side / max(image.size)
-    return image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC)
+def resize(image: Image.Image, scale: float) -> Image.Image:
+    """The image at ``scale`` times its resolution."""
+    if scale == 1.0:
+        return image
+    size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
+    return image.resize(size, Image.Resampling.BICUBIC)
 
 
 def suite(tasks: Sequence[str], limit: int) -> list[Case]:
@@ -75,6 +79,20 @@ def from_file(path: Path, limit: int | None = None) -> list[Case]:
     return [from_prompt(prompt) for prompt in read_prompts(path)[:limit]]
 
 
+def official(names: Sequence[str], data: str, limit: int) -> list[Case]:
+    """``limit`` held-out examples of each official data set, chosen by hash, so that a larger limit only adds some.
+
+    Args:
+        names: keys of ``tasks.catalogue``.
+        data: a folder with the data set's own layout, or ``hf`` for the Hugging Face one.
+        limit: examples a task.
+
+    Raises:
+        InputError: no such task, or its files are not there.
+    """
+    return [_official(task, item) for task in map(load_task, names) for item in task.sample(data, limit)]
+
+
 def from_prompt(prompt: Prompt) -> Case:
     """A case without a score."""
     return Case(
@@ -86,6 +104,14 @@ def prompt_set(cases: Iterable[Case]) -> str:
     """A short hash of which prompts were asked, in which order: what two results must share to be compared."""
     names = [(case.task, case.id, case.text) for case in cases]
     return hashlib.sha256(json.dumps(names).encode()).hexdigest()[:12]
+
+
+def _official(task: OfficialTask, item: Item) -> Case:
+    def grade(answer: str) -> Grade:
+        return Grade(task.score(answer, item.answers), 1)
+
+    has_answers = bool(item.answers) and task.metric != "none"
+    return Case(item.id, task.name, task.ask(item), item.open, grade if has_answers else None, metric=task.metric)
 
 
 def _page(task: str, index: int) -> Case:
@@ -103,3 +129,22 @@ def _page(task: str, index: int) -> Case:
 @lru_cache(maxsize=16)
 def _draw(task: str, index: int) -> Example:
     return synthetic.draw(task, index, split="eval")
+
+
+def own_images(folder: Path, questions: Sequence[str], limit: int) -> list[Case]:
+    """A question about each picture of a folder, questions taking turns; without a score.
+
+    Raises:
+        InputError: the folder does not exist or holds no readable picture.
+    """
+    pictures = find_pictures(folder)[:limit]
+    if not pictures:
+        raise InputError(f"{folder} holds no readable images")
+    return [
+        Case(sha[:16], folder.name or "images", questions[index % len(questions)], partial(_load, path))
+        for index, (sha, path) in enumerate(pictures)
+    ]
+
+
+def _load(path: Path) -> list[Image.Image]:
+    return [load_image(str(path))]

@@ -83,7 +83,7 @@ class Bench:
         params: cap and how tokens are chosen, with a seed where they are drawn.
         warmup: prompts a task decoded untimed first.
         replicates: how often each prompt is decoded by each system.
-        long_side: resolution of the images, None for their own.
+        scale: of the images, in resolution.
     """
 
     target: Target
@@ -91,7 +91,7 @@ class Bench:
     params: SamplingParams = field(default_factory=SamplingParams)
     warmup: int = 2
     replicates: int = 1
-    long_side: int | None = None
+    scale: float = 1.0
 
     def run(self, cases: Sequence[Case], *, done: Sequence[tuple[str, str]] = ()) -> Iterator[list[Record]]:
         """Decode each case by each system.
@@ -109,7 +109,7 @@ class Bench:
         for index, case in enumerate(cases):
             if (case.task, case.id) in finished:
                 continue
-            inputs = case.encode(self.target, long_side=self.long_side)
+            inputs = case.encode(self.target, scale=self.scale)
             truth = reference(self.target, inputs, max_new_tokens=self.params.max_new_tokens, params=self.params)
             if warmed.setdefault(case.task, 0) < self.warmup:
                 warmed[case.task] += 1

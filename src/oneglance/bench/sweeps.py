@@ -45,7 +45,7 @@ AXES: dict[str, Axis] = {
     for axis in (
         Axis("budget", "nodes", (15, 31, 47, 63), True),
         Axis("depth", "nodes of a chain", (1, 2, 3, 5, 7, 10, 15), True),
-        Axis("context", "px, long side of each image", (128, 256, 384, 512), False),
+        Axis("context", "% of each image's own resolution", (50, 75, 100, 150), False),
         Axis("temperature", "", (0.0, 0.5, 0.7, 1.0), False, float),
         Axis("threads", "CPU threads", (1, 2, 4), False),
     )
@@ -114,7 +114,7 @@ def arms(along: Axis, systems: Mapping[str, Bind], values: Sequence[float]) -> d
 def at(bench: Bench, along: Axis, value: float) -> Bench:
     """The run of one value of an axis whose values are runs."""
     if along.name == "context":
-        return replace(bench, long_side=int(value))
+        return replace(bench, scale=value / 100)
     if along.name == "temperature":
         return replace(bench, params=replace(bench.params, temperature=value, seed=bench.params.seed or 0))
     if along.name == "threads":

@@ -23,6 +23,7 @@ def bench(
     ours: Ours = "tree",
     tasks: options.Tasks = None,
     prompts: options.Prompts = None,
+    data: asking.Data = None,
     limit: asking.Limit = 20,
     replicates: measuring.Replicates = 1,
     warmup: measuring.Warmup = 2,
@@ -54,7 +55,7 @@ def bench(
     charges = compare.charges(charge_tau or [])
     names = measuring.names_of(systems)
     bound = setup.bind(names)
-    cases = asking.choose_cases(tasks, prompts, limit)
+    cases = asking.choose_cases(tasks, prompts, limit, data)
     settings = setup.describe(cases, limit=limit)
     opened = setup.open()
     runner = Bench(opened, bound, opening.sampling(max_new_tokens), warmup=warmup, replicates=replicates)

@@ -26,6 +26,7 @@ def cost(
     repeats: Repeats = 20,
     tasks: options.Tasks = None,
     prompts: options.Prompts = None,
+    data: asking.Data = None,
     limit: asking.Limit = 5,
     target: options.Target = options.BUILTIN,
     head: options.Head = None,
@@ -61,7 +62,7 @@ def cost(
         for size in more:
             bound[f"{name}/{size}"] = partial(bound[name], budget=size)
             sized[f"{name}/{size}"] = size
-    cases = asking.choose_cases(tasks, prompts, limit)
+    cases = asking.choose_cases(tasks, prompts, limit, data)
     settings = setup.describe(cases, limit=limit)
     opened = setup.open()
     runner = Bench(opened, bound, opening.sampling(max_new_tokens))

@@ -33,6 +33,7 @@ def rounds(
     marginals: Marginals = False,
     tasks: options.Tasks = None,
     prompts: options.Prompts = None,
+    data: asking.Data = None,
     limit: asking.Limit = 20,
     target: options.Target = options.BUILTIN,
     head: options.Head = None,
@@ -64,7 +65,7 @@ def rounds(
         raise InputError(f"a round log needs at least two new tokens, got --max-new-tokens {max_new_tokens}")
     margin = opening.gate(gate)
     opening.sampling(max_new_tokens, temperature=temperature, seed=seed or 0)
-    cases = asking.choose_cases(tasks, prompts, limit)
+    cases = asking.choose_cases(tasks, prompts, limit, data)
     decoder = opening.open_decoder(
         target,
         head,

@@ -29,6 +29,7 @@ def sweep(
     systems: Systems = None,
     tasks: options.Tasks = None,
     prompts: options.Prompts = None,
+    data: asking.Data = None,
     limit: asking.Limit = 20,
     replicates: measuring.Replicates = 1,
     warmup: measuring.Warmup = 2,
@@ -46,7 +47,7 @@ def sweep(
 ) -> None:
     """Vary one thing: budget or depth (arms of one run, with one plain arm), context, temperature or threads.
 
-    Context is varied by the resolution of the images, not by padding. depth varies a chain. Each value of context,
+    Context is varied by the resolution of the images (percent of their own), not by padding. depth varies a chain. Each value of context,
     temperature and threads has a plain arm of its own, since plain decoding changes with it.
     """
     from oneglance.bench import sweeps
@@ -62,7 +63,7 @@ def sweep(
     names = measuring.names_of(systems or ("chain" if along.name == "depth" else "tree"))
     bound = setup.bind(["plain", *(name for name in names if name != "plain")])
     made = sweeps.arms(along, bound, chosen)
-    cases = asking.choose_cases(tasks, prompts, limit)
+    cases = asking.choose_cases(tasks, prompts, limit, data)
     settings = setup.describe(cases, limit=limit, axis=axis, values=chosen)
     params = opening.sampling(max_new_tokens, seed=seed)
     base = Bench(setup.open(), made, params, warmup=warmup, replicates=replicates)
@@ -98,7 +99,7 @@ def _place(out: Path, value: float | None) -> Path:
 def _show(console: Console, result: dict[str, Any]) -> None:
     rows = result["rows"]
     for task in dict.fromkeys(row["task"] for row in rows):
-        names = ("system", result["axis"], "context", "τ", "ms/token", "speedup [95 %]", "identical")
+        names = ("system", result["axis"], "prompt tokens", "τ", "ms/token", "speedup [95 %]", "identical")
         table = Table(*names, title=task, title_justify="left")
         for row in (row for row in rows if row["task"] == task):
             value, speedup = row["value"], row["speedup"]
