@@ -22,7 +22,7 @@ from oneglance.tasks.catalogue import Item, OfficialTask, load_task
 from oneglance.tasks.grading import Grade
 from oneglance.train.fit import find_pictures
 from oneglance.train.prompts import Prompt, read_prompts
-from oneglance.train.traces import open_source
+from oneglance.train.traces import open_source, shrink
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +110,11 @@ def _official(task: OfficialTask, item: Item) -> Case:
     def grade(answer: str) -> Grade:
         return Grade(task.score(answer, item.answers), 1)
 
+    def images() -> list[Image.Image]:
+        return [shrink(image, task.long_side_px) for image in item.open()]
+
     has_answers = bool(item.answers) and task.metric != "none"
-    return Case(item.id, task.name, task.ask(item), item.open, grade if has_answers else None, metric=task.metric)
+    return Case(item.id, task.name, task.ask(item), images, grade if has_answers else None, metric=task.metric)
 
 
 def _page(task: str, index: int) -> Case:

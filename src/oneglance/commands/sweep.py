@@ -47,8 +47,8 @@ def sweep(
 ) -> None:
     """Vary one thing: budget or depth (arms of one run, with one plain arm), context, temperature or threads.
 
-    Context is varied by the resolution of the images (percent of their own), not by padding. depth varies a chain. Each value of context,
-    temperature and threads has a plain arm of its own, since plain decoding changes with it.
+    Context is varied by the resolution of the images (percent of their own), not by padding. depth varies a chain.
+    Each value of context, temperature and threads has a plain arm of its own, since plain decoding changes with it.
     """
     from oneglance.bench import sweeps
     from oneglance.bench.manifest import manifest
