@@ -54,6 +54,7 @@ COMMANDS: dict[str, Row] = {
     "cost": Row("oneglance.commands.cost:cost", MEASURE, "Time the parts of a round in one process."),
     "compare": Row("oneglance.commands.compare:compare", MEASURE, "Decode one prompt by all systems, side by side."),
     "worth-it": Row("oneglance.commands.worth:worth_it", MEASURE, "Say whether drafting pays on your own images."),
+    "reproduce": Row("oneglance.commands.reproduce:reproduce", MEASURE, "Set the paper's numbers beside ours."),
     "report": Row("oneglance.commands.report:report", MEASURE, "Write results as one HTML page, or as tables."),
     "ledger": Row("oneglance.commands.ledger:ledger", MEASURE, "Compare two results, where they can be compared."),
     "rounds": Row("oneglance.commands.rounds:rounds", STUDY, "Write a row a round: entropy, accepted length, ranks."),
