@@ -18,8 +18,9 @@ from oneglance.targets.chat import encode
 from oneglance.targets.state import Inputs
 from oneglance.tasks import grading, synthetic
 from oneglance.tasks.base import Example
-from oneglance.tasks.catalogue import Item, OfficialTask, load_task
+from oneglance.tasks.catalogue import OfficialTask, load_task
 from oneglance.tasks.grading import Grade
+from oneglance.tasks.layouts import Item
 from oneglance.train.fit import find_pictures
 from oneglance.train.prompts import Prompt, read_prompts
 from oneglance.train.traces import open_source, shrink

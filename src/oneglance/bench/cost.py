@@ -140,7 +140,10 @@ def regress(found: Sequence[Cost]) -> Regression:
 
 def _bush(size: int) -> TokenTree:
     """A tree of that many nodes, four a level on the first node of the level above: what it proposes costs nothing."""
-    tokens, parents, depths, tip = [], [], [], 0
+    tokens: list[int] = []
+    parents: list[int] = []
+    depths: list[int] = []
+    tip = 0
     for node in range(1, size + 1):
         if node > 1 and (node - 1) % 4 == 0:
             tip = node - 4

@@ -36,7 +36,7 @@ def _kernels() -> dict[str, Any]:
     """What else decides which kernels run."""
     return {
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "mkldnn": torch.backends.mkldnn.is_available(),
+        "mkldnn": torch.backends.mkldnn.is_available(),  # type: ignore[no-untyped-call]
         "cuda": torch.version.cuda,
         "matmul_precision": torch.get_float32_matmul_precision(),
     }

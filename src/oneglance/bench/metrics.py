@@ -216,7 +216,7 @@ def _rounds(own: list[Record]) -> dict[str, Any]:
     }
 
 
-def _stages(own: list[Record]) -> dict[str, float | None]:
+def _stages(own: list[Record]) -> dict[str, Any]:
     """Mean milliseconds of each stage, per round; the host's part is whatever the others leave of the window."""
     rounds = sum(len(r.kept) for r in own)
     if not rounds or not any(r.verify_ms for r in own):
@@ -225,7 +225,7 @@ def _stages(own: list[Record]) -> dict[str, float | None]:
     return {f"{n}_ms": None if None in values else float(sum(values)) / rounds for n, values in sums.items()}
 
 
-def _shares(own: list[Record]) -> dict[str, float | None]:
+def _shares(own: list[Record]) -> dict[str, Any]:
     whole = sum(r.end_to_end_ms for r in own)
     vision = [r.vision_ms for r in own]
     return {

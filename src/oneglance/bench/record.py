@@ -90,6 +90,7 @@ def record_of(data: dict[str, Any]) -> Record:
         InputError: it is none.
     """
     try:
-        return Record(**{name: tuple(v) if isinstance(v, list) else v for name, v in data.items()})
+        columns: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in data.items()}
+        return Record(**columns)
     except TypeError as error:
         raise InputError(f"not a record of this version of oneglance bench: {error}") from error

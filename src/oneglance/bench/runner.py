@@ -20,7 +20,7 @@ from oneglance.targets.base import Target
 from oneglance.targets.state import Inputs
 from oneglance.tasks.grading import Grade
 
-Bind = Callable[[Target], Drafter]
+Bind = Callable[..., Drafter]  # of a target, and of options such as budget=
 
 
 @dataclass

@@ -67,7 +67,8 @@ class Setup:
         """
         from oneglance.bench.systems import prepare_systems
 
-        return prepare_systems(list(names), opening.head_name(self.target, self.head, "block"), budget=self.budget)
+        head = opening.head_name(self.target, self.head, "block")
+        return dict(prepare_systems(list(names), head, budget=self.budget).items())
 
     def open(self) -> Target:
         """The target."""

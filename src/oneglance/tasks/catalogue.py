@@ -129,8 +129,9 @@ def _hub_item(hub: HubSource, row: dict[str, Any], index: int) -> Item:
     own = {ours: row.get(theirs) for ours, theirs in hub.columns.items()}
     answers = own.get("answers")
     question = str(own.get("question") or "")
-    if own.get("choices"):
-        question += "\n" + "\n".join(f"{LETTERS[i]}. {choice}" for i, choice in enumerate(own["choices"]))
+    choices: Any = own.get("choices")
+    if choices:
+        question += "\n" + "\n".join(f"{LETTERS[i]}. {choice}" for i, choice in enumerate(choices))
         answers = LETTERS[int(answers)] if answers is not None else None
     listed = answers if isinstance(answers, list) else [] if answers is None else [answers]
     image = own.get("image")
