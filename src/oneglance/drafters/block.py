@@ -71,6 +71,9 @@ class BlockDrafter:
         budget: N, root excluded.
         branch_k: ranks looked at per offset; None means as many as the budget, which is exact.
         rescorer: conditions each offset's candidates on the token before them; None leaves offsets independent.
+
+    Attributes:
+        watch: sees the logits (L, V) of every pass, where somebody keeps a log of rounds.
     """
 
     def __init__(
@@ -96,6 +99,7 @@ class BlockDrafter:
         ranks = branch_k or (budget if rescorer is None else min(budget, CONDITIONED_RANKS))
         self.num_ranks = min(ranks, target.vocab_size)
         self.rescorer = rescorer
+        self.watch: Callable[[Tensor], None] | None = None
         self._name = name
         self._banned = torch.tensor(target.banned_ids, device=target.lm_head_device, dtype=torch.long)
 
@@ -186,6 +190,8 @@ class BlockDrafter:
         hidden = self._pass(root, draft_state, size)
         logits = self.target.lm_head(hidden.to(self.target.lm_head_device)).float()
         ids, log_q = candidates(logits, self._banned, self.num_ranks)
+        if self.watch is not None:
+            self.watch(logits)
         given = None
         if self.rescorer is not None and size > 2:
             states = hidden.to(self.target.lm_head_device)
