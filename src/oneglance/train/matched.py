@@ -1,4 +1,4 @@
-"""Matched training: an EAGLE-3 head on the traces, schedule and batch of a block head, and both on one probe (app. D)."""
+"""Matched training (app. D): an EAGLE-3 head on the traces, schedule and batch of a block head, and one probe for both."""
 
 from __future__ import annotations
 
