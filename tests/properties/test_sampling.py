@@ -3,9 +3,10 @@
 The plain loop of the audit draws with the same seed, a token a pass.
 """
 
+import os
 from typing import Any
 
-from hypothesis import event, given
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from helpers import prompt
@@ -19,6 +20,7 @@ from oneglance.tree import POLICIES
 from properties.test_identity import target_of
 
 CAP = 14
+IS_FUZZ = os.environ.get("HYPOTHESIS_PROFILE") == "fuzz"
 
 
 @st.composite
@@ -41,6 +43,7 @@ def options(draw: st.DrawFn) -> dict[str, Any]:
     return {**chosen, "seed": draw(st.integers(0, 2**64 - 1), "seed")}
 
 
+@settings(max_examples=settings.default.max_examples if IS_FUZZ else 40)  # a slice in `make test`
 @given(data=st.data())
 def test_drafted_draws_are_the_plain_ones(data: st.DataObject) -> None:
     family = data.draw(st.sampled_from(FAMILIES), "family")

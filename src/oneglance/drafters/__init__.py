@@ -18,11 +18,6 @@ DRAFTERS: dict[str, str] = {
 }
 
 
-def installed() -> dict[str, str]:
-    """Name → place of every drafter, this package's and other people's."""
-    return {**DRAFTERS, **{point.name: point.value for point in entry_points(group="oneglance.drafters")}}
-
-
 def prepare(name: str, head: str | None) -> Callable[..., Drafter]:
     """Load what a drafter needs before its target is opened.
 
@@ -37,10 +32,15 @@ def prepare(name: str, head: str | None) -> Callable[..., Drafter]:
         InputError: there is no such drafter.
         HeadError: its checkpoint cannot be loaded.
     """
-    known = installed()
+    known = {**DRAFTERS, **{point.name: point.value for point in entry_points(group="oneglance.drafters")}}
     if name not in known:
         raise InputError(f"unknown drafter {name!r}; choose one of {', '.join(sorted(known))}")
     module, attribute = known[name].split(":")
     factory: Any = getattr(import_module(module), attribute)
     bind: Callable[..., Drafter] = factory(head)
     return bind
+
+
+def installed() -> tuple[str, ...]:
+    """The names of all drafters, other packages' among them."""
+    return (*DRAFTERS, *(point.name for point in entry_points(group="oneglance.drafters")))
