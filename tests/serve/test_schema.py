@@ -1,5 +1,6 @@
 """schemathesis over the OpenAPI document: whatever it sends, never a server error. ``make serve-fuzz`` runs this."""
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ from .conftest import running
 schemathesis = pytest.importorskip("schemathesis", reason="pip install 'oneglance[page]'")
 from schemathesis.checks import not_a_server_error  # noqa: E402
 
-MAX_EXAMPLES = 100  # an operation
+MAX_EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "100"))  # an operation
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 

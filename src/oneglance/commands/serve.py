@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -75,12 +76,8 @@ def serve(
     request decodes at a time, others wait in turn. Logs go to stderr, a JSON object a line. Ctrl-C or SIGTERM lets
     what runs finish.
     """
-    try:
-        import fastapi  # noqa: F401  (an extra: say so before anything is loaded)
-        import prometheus_client  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise InputError("the server needs more packages; pip install 'oneglance[serve]'") from error
+    if any(find_spec(name) is None for name in ("fastapi", "prometheus_client", "uvicorn")):
+        raise InputError("the server needs more packages; pip install 'oneglance[serve]'")
     from oneglance.serve.server import serve as run
     from oneglance.serve.settings import ServeSettings, read_settings
 
