@@ -86,8 +86,9 @@ def pieces(tokenizer: Any, token_ids: tuple[int, ...], kept: tuple[int, ...]) ->
     texts, before = [], ""
     for cut in cuts:
         whole = tokenizer.decode(token_ids[:cut], skip_special_tokens=True)
-        texts.append(whole[len(before) :])
-        before = whole
+        shown = whole if cut == len(token_ids) else whole.rstrip("\ufffd")  # half a character waits for its rest
+        texts.append(shown[len(before) :])
+        before = shown
     return texts
 
 
