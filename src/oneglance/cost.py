@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from scipy.optimize import nnls
 
 from oneglance.core import InputError
@@ -190,21 +190,32 @@ def cache_file(provenance: Mapping[str, str | int | None]) -> Path:
 
 
 def read_costs(path: Path, provenance: Mapping[str, str | int | None]) -> tuple[Costs, dict[str, Any]] | None:
-    """Costs and what else was learned, or None where nothing (or nothing of this provenance and schema) is kept.
+    """Costs and what else was learned, or None where nothing of this provenance is kept.
 
     Raises:
         InputError: a file is there and cannot be used.
     """
     if not path.is_file():
         return None
+    costs, learned = load_costs(path)
+    return (costs, learned) if costs.provenance == dict(provenance) else None
+
+
+def load_costs(path: Path) -> tuple[Costs, dict[str, Any]]:
+    """Costs of whatever machine, and what else was learned.
+
+    Raises:
+        InputError: the file cannot be read, or holds no costs of this schema.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         learned = content.pop("learned", {})
-        if content.get("schema_version") != SCHEMA_VERSION or content.get("provenance") != dict(provenance):
-            return None
-        return Costs(**content), dict(learned)
-    except (OSError, ValueError, TypeError, AttributeError, ValidationError) as error:
-        raise InputError(f"cannot use the measured costs in {path}; delete it and they are measured anew") from error
+        costs = Costs(**content)
+        if costs.schema_version != SCHEMA_VERSION:
+            raise ValueError(f"schema {costs.schema_version}")
+        return costs, dict(learned)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise InputError(f"{path} holds no measured costs that can be used; --budget auto writes such files") from error
 
 
 def write_costs(path: Path, costs: Costs, learned: Mapping[str, Any]) -> None:

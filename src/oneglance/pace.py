@@ -221,29 +221,29 @@ class Controller:
         """(n, 1 + Φ(n)) → what the round is worth by the rule."""
         return self._at(context).value(RULES[self.rule](self))
 
-    def learn(self, outlook: Outlook, tree: TokenTree, path: Sequence[int], num_kept: int, *, drafted: bool) -> None:
+    def learn(
+        self, outlook: Outlook, scores: Sequence[float], accepted: Sequence[int] | None, num_kept: int, *, drafted: bool
+    ) -> None:
         """Take in a round.
 
         Args:
             outlook: before it.
-            tree: verified.
-            path: packed indices of the accepted path, root first, where the walk went to its own end; empty where the
-                text ended or the gate cut it.
+            scores: (N,) log scores of the verified tree.
+            accepted: 0-based nodes on the accepted path; None where the text ended or the gate cut the walk short.
             num_kept: tokens kept.
             drafted: whether the drafter ran.
         """
         cost = self._at(outlook.context)
-        ms = cost.drafted_ms(len(tree)) if drafted else cost.plain_ms
+        ms = cost.drafted_ms(len(scores)) if drafted else cost.plain_ms
         self.num_rounds += 1
         self._rate.add(num_kept, ms)
         self._elapsed_ms += ms + cost.ingest_ms * outlook.waiting * drafted
         if not drafted:
             return
-        self._nodes.add(len(tree), 1)
-        if path:
-            self._tau.add(len(path), 1)
-            if tree.scores:
-                self.calibration.learn(tree.scores, [node - 1 for node in path[1:]])
+        self._nodes.add(len(scores), 1)
+        if accepted is not None:
+            self._tau.add(len(accepted) + 1, 1)
+            self.calibration.learn(scores, accepted)
 
     def finished(self, num_tokens: int) -> None:
         """An answer ended by itself, or at its cap, after that many tokens."""

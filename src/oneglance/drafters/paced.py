@@ -61,8 +61,8 @@ class PacedState:
         if self._before is not None:  # else the round was a single step that nobody chose
             outlook, choice = self._before
             is_whole = done.cut is None and not done.gated
-            path = done.verdict.path if is_whole else ()
-            self._controller.learn(outlook, done.tree, path, len(done.token_ids), drafted=choice != "plain")
+            accepted = [node - 1 for node in done.verdict.path[1:]] if is_whole else None
+            self._controller.learn(outlook, done.tree.scores, accepted, len(done.token_ids), drafted=choice != "plain")
             self._before = None
         if done.cut is not None:
             self._controller.finished(self.num_tokens)
