@@ -37,15 +37,7 @@ def width(
     tasks: logs.Tasks = None,
     method: logs.Estimator = "ml",
     budgets: Budgets = "7,15,31,47,63",
-    max_budget: CostFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--costs",
-        metavar="FILE",
-        help="Also compare the rules of --budget auto with fixed widths, at these measured costs (docs/width.md).",
-    ),
-]
-MaxBudget = 127,
+    max_budget: MaxBudget = 127,
     costs: CostFile = None,
     figures: logs.Figures = None,
     json: options.Json = False,
@@ -103,10 +95,9 @@ def _compare(log: RoundLog, table: Array, costs: Costs, budgets: list[int]) -> t
     from oneglance.cost import MAX_NODES
     from oneglance.stats.replay import replay
 
-    walked = replay(
-        list(table), log.ranks, log.h_nats, log.prompts, horizon=log.runs.horizon, max_budget=MAX_NODES
-    )
-    return compare_rules(walked, costs, context=int(median(row.position for row in log.rows)), budgets=[n for n in budgets if n <= MAX_NODES])
+    walked = replay(list(table), log.ranks, log.h_nats, log.prompts, horizon=log.runs.horizon, max_budget=MAX_NODES)
+    context = int(median(row.position for row in log.rows))
+    return compare_rules(walked, costs, context=context, budgets=[n for n in budgets if n <= MAX_NODES])
 
 
 def _show_rules(console: Console, rules: dict[str, tuple[RuleResult, ...]]) -> None:
