@@ -93,7 +93,7 @@ class Costs(BaseModel):
             raise ValueError("no packed pass was measured")
 
     @cached_property
-    def _fits(self) -> dict[int, np.ndarray]:
+    def _fits(self) -> dict[int, list[float]]:
         """Context → (MAX_NODES + 1,) milliseconds at n nodes, in order of context."""
         fits = {}
         for size in sorted({point.context for point in self.verify}):
@@ -102,18 +102,18 @@ class Costs(BaseModel):
             if own[0][0] != 1 or len(wide) < 2:
                 raise ValueError(f"context {size}: one row and two larger passes must be measured, got {own}")
             at = np.arange(1, MAX_NODES + 2)
-            fits[size] = np.append(own[0][1], fit_convex(*zip(*wide, strict=True), at=at[1:]))
+            fits[size] = [own[0][1], *fit_convex(*zip(*wide, strict=True), at=at[1:]).tolist()]
         return fits
 
     @cached_property
     def _ms_per_row(self) -> float:
         """What a further row of context adds, by the two longest contexts."""
         (short, first), (long, last) = (*self._fits.items(), *self._fits.items())[-2:]
-        return max(0.0, float((last - first).mean()) / (long - short)) if long > short else 0.0
+        return max(0.0, float(np.mean(last) - np.mean(first)) / (long - short)) if long > short else 0.0
 
     def at(self, context: int) -> RoundCost:
         """The costs at that many committed rows."""
-        sizes, tables = list(self._fits), list(self._fits.values())
+        sizes, tables = list(self._fits), np.array(list(self._fits.values()))
         above = int(np.searchsorted(sizes, context))
         if above == 0:
             ms = tables[0]

@@ -164,7 +164,7 @@ class Controller:
         self._answers: deque[int] = deque(maxlen=NUM_LENGTHS)
         self._lengths: Counter[int] = Counter()
         self._costs_at = cache(lambda bucket: self.costs.at(bucket * BUCKET))
-        self._elapsed_ms = self._probed_ms = 0.0
+        self._elapsed_ms = self._lost_ms = 0.0
 
     @property
     def rate(self) -> float | None:
@@ -175,16 +175,14 @@ class Controller:
         """Whether to draft now, or to take a single step first.
 
         By the time to the end of the answer, over the lengths that earlier answers had. A draft that is not expected to
-        pay runs all the same now and then, for at most ``PROBE_SHARE`` of the time: else a head that begins to
-        accept would never be noticed.
+        pay runs all the same now and then, as long as such drafts have lost at most ``PROBE_SHARE`` of the time: else a
+        head that begins to accept would never be noticed. One that wins pays for the next.
         """
         gain = self.gain_ms(outlook)
         if gain > 0:
             return "draft"
-        if self._probed_ms - gain > PROBE_SHARE * self._elapsed_ms:
-            return "plain"
-        self._probed_ms -= gain
-        return "probe"
+        is_affordable = self._lost_ms - gain <= PROBE_SHARE * self._elapsed_ms
+        return "probe" if is_affordable and self._expects_a_whole_round(outlook) else "plain"
 
     def gain_ms(self, outlook: Outlook) -> float:
         """Milliseconds that drafting now is expected to save over a single step now and the better of both later."""
@@ -193,7 +191,7 @@ class Controller:
         drafted, tau, plain = cost.drafted_ms(self._nodes.ratio), self._tau.ratio, cost.plain_ms
 
         def to_the_end(left: int) -> float:
-            return ingest + drafted * max(1.0, left / tau)
+            return ingest + drafted + min(drafted / tau, plain) * max(0.0, left - tau)
 
         gain = total = 0.0
         for left, count in self._lengths_left(outlook):
@@ -201,6 +199,11 @@ class Controller:
             gain += count * (plain + later - to_the_end(left))
             total += count
         return gain / total
+
+    def _expects_a_whole_round(self, outlook: Outlook) -> bool:
+        """Whether a draft is likely to teach anything: a round that the text's end cuts does not."""
+        counts = list(self._lengths_left(outlook))
+        return sum(left * count for left, count in counts) > COLD_TAU * sum(count for _, count in counts)
 
     def _lengths_left(self, outlook: Outlook) -> Iterator[tuple[int, int]]:
         """Tokens still to come and how often, by every answer longer than this one is; a long one is always among."""
@@ -222,24 +225,29 @@ class Controller:
         return self._at(context).value(RULES[self.rule](self))
 
     def learn(
-        self, outlook: Outlook, scores: Sequence[float], accepted: Sequence[int] | None, num_kept: int, *, drafted: bool
+        self, choice: Choice, outlook: Outlook, scores: Sequence[float], accepted: Sequence[int] | None, num_kept: int
     ) -> None:
         """Take in a round.
 
         Args:
+            choice: what it was.
             outlook: before it.
             scores: (N,) log scores of the verified tree.
             accepted: 0-based nodes on the accepted path; None where the text ended or the gate cut the walk short.
             num_kept: tokens kept.
-            drafted: whether the drafter ran.
         """
         cost = self._at(outlook.context)
-        ms = cost.drafted_ms(len(scores)) if drafted else cost.plain_ms
         self.num_rounds += 1
-        self._rate.add(num_kept, ms)
-        self._elapsed_ms += ms + cost.ingest_ms * outlook.waiting * drafted
-        if not drafted:
+        if choice == "plain":
+            self._rate.add(num_kept, cost.plain_ms)
+            self._elapsed_ms += cost.plain_ms
             return
+        round_ms = cost.drafted_ms(len(scores))
+        whole_ms = round_ms + cost.ingest_ms * outlook.waiting
+        self._rate.add(num_kept, round_ms)
+        self._elapsed_ms += whole_ms
+        if choice == "probe":
+            self._lost_ms += whole_ms - num_kept * cost.plain_ms
         self._nodes.add(len(scores), 1)
         if accepted is not None:
             self._tau.add(len(accepted) + 1, 1)

@@ -64,7 +64,7 @@ def _chosen(rounds: Replay, controller: Controller, context: int) -> np.ndarray:
         finite = scores[np.isfinite(scores)][:MAX_NODES]
         count = num_that_pay(finite.tolist(), mass=controller.calibration, value=controller.value(context))
         accepted = (places[places <= count] - 1).tolist()
-        controller.learn(outlook, finite[:count].tolist(), accepted, len(accepted) + 1, drafted=True)
+        controller.learn("draft", outlook, finite[:count].tolist(), accepted, len(accepted) + 1)
         chosen.append(count)
     return np.array(chosen, dtype=np.int64)
 

@@ -62,7 +62,7 @@ class PacedState:
             outlook, choice = self._before
             is_whole = done.cut is None and not done.gated
             accepted = [node - 1 for node in done.verdict.path[1:]] if is_whole else None
-            self._controller.learn(outlook, done.tree.scores, accepted, len(done.token_ids), drafted=choice != "plain")
+            self._controller.learn(choice, outlook, done.tree.scores, accepted, len(done.token_ids))
             self._before = None
         if done.cut is not None:
             self._controller.finished(self.num_tokens)
