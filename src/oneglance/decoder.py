@@ -24,7 +24,7 @@ from oneglance.core import (
     SamplingParams,
 )
 from oneglance.drafters import prepare
-from oneglance.drafters.paced import at_budget
+from oneglance.drafters.paced import at_budget, check_auto
 from oneglance.drafters.plain import NoDrafter
 from oneglance.drafters.pruned import Pruned
 from oneglance.drafters.settings import wants_block_head
@@ -245,9 +245,9 @@ def load(
     takes_own = wants_block_head(drafter)
     if takes_own and head is None and not target.startswith("builtin:"):
         raise InputError(f"target {target!r} needs a draft head: give head=…, or drafter='none' for plain decoding")
-    if fixed_shape and budget == "auto":
-        raise InputError("passes of a fixed shape cost the same for every tree; give the budget as a number")
     chosen = policy(tree)
+    if budget == "auto":
+        check_auto(chosen, fixed_shape=fixed_shape)
     bind = prepare(drafter, head or (target if takes_own else None))
     opened = open_target(
         target,
@@ -257,5 +257,5 @@ def load(
         attention=attention,
         fixed_for_budget=budget if fixed_shape and budget != "auto" else None,
     )
-    options = {"policy": chosen, "budget": budget, "branch_k": branch_k}
-    return Decoder(opened, at_budget(bind, opened, keeps=True, **options))
+    bound = at_budget(bind, opened, budget=budget, keeps=True, policy=chosen, branch_k=branch_k)
+    return Decoder(opened, bound)

@@ -142,6 +142,18 @@ class Paced:
             self._path = None
 
 
+def check_auto(policy: object, *, fixed_shape: bool) -> None:
+    """Refuse what has no width to choose; needs no target.
+
+    Raises:
+        InputError: another tree than the best-first one, or passes that cost the same for every tree.
+    """
+    if policy is not best_first:
+        raise InputError("budget auto grows the best-first tree; drop the other tree policy")
+    if fixed_shape:
+        raise InputError("passes of a fixed shape cost the same for every tree; give the budget as a number")
+
+
 def at_budget(
     bind: Callable[..., Drafter], target: Target, *, budget: AnyBudget, keeps: bool = False, **options: Any
 ) -> Drafter:
@@ -159,10 +171,7 @@ def at_budget(
     """
     if budget != "auto":
         return bind(target, budget=budget, **options)
-    if options.get("policy", best_first) is not best_first:
-        raise InputError("budget auto grows the best-first tree; drop the other tree policy")
-    if not isinstance(target.passes, FreeShape):
-        raise InputError("passes of a fixed shape cost the same for every tree; give the budget as a number")
+    check_auto(options.get("policy", best_first), fixed_shape=not isinstance(target.passes, FreeShape))
     drafter = bind(target, budget=MAX_NODES, **options)
     if not isinstance(drafter, MarginalDrafter):
         raise InputError(f"budget auto needs a drafter with marginals (block, medusa), not {type(drafter).__name__}")
