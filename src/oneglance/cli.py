@@ -48,6 +48,7 @@ COMMANDS: dict[str, Row] = {
     "serve": Row("oneglance.commands.serve:serve", DECODE, "Answer OpenAI clients, and show a page to try it on."),
     "doctor": Row("oneglance.commands.doctor:doctor", CHECK, "Check this machine, a target and its draft head."),
     "inspect": Row("oneglance.commands.inspect:inspect", CHECK, "Show a target or a draft head, and whether two fit."),
+    "plan": Row("oneglance.commands.plan:plan", CHECK, "Say what decoding will hold in memory, without loading it."),
     "audit": Row("oneglance.commands.audit:audit", CHECK, "Compare every output with an independent plain loop."),
     "calibrate-gate": Row(
         "oneglance.commands.calibrate:calibrate_gate", CHECK, "Measure how wide the gate for near-ties must be here."

@@ -73,7 +73,9 @@ def test_head_of_another_target(run: Run, text_target: Path) -> None:
     assert "hidden size: the head has 192, the target 32" in result.error
 
 
-@pytest.mark.parametrize("words", [["--budge", "3"], ["a", "b"], ["x", "--max-new-tokens", "many"], ["x", "--threads", "0"]])
+@pytest.mark.parametrize(
+    "words", [["--budge", "3"], ["a", "b"], ["x", "--max-new-tokens", "many"], ["x", "--threads", "0"]]
+)
 def test_usage_errors_exit_with_2(run: Run, words: list[str]) -> None:
     result = run("generate", *words)
     assert (result.code, result.out) == (2, "")

@@ -29,7 +29,9 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"decode"}),
     frozenset({"stream"}),
     frozenset({"decoder", "reference"}),
-    frozenset({"audit", "bulk", "calibrate", "matrix", "train", "bench", "report", "serve", "engines", "testing"}),
+    frozenset(
+        {"audit", "bulk", "calibrate", "matrix", "train", "bench", "report", "serve", "engines", "testing", "plan"}
+    ),
     frozenset({"commands"}),
     frozenset({"cli"}),
     frozenset({"__main__"}),

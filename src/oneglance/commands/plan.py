@@ -1,0 +1,93 @@
+"""``oneglance plan``: what decoding will hold in memory, before anything is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from oneglance.commands import opening, options, terminal
+from oneglance.core import InputError
+
+if TYPE_CHECKING:
+    from oneglance.plan import Plan
+
+Context = Annotated[int | None, typer.Option(metavar="N", help="Rows of prompt and answer; default all that fit.")]
+Prompt = Annotated[int, typer.Option(metavar="N", min=1, help="Rows of the prompt, those of its images among them.")]
+NAMES = {
+    "target": "the target's weights",
+    "head": "the head's weights",
+    "target_kv": "the target's keys and values",
+    "head_kv": "the head's keys and values",
+    "features": "the prompt's features, during prefill",
+    "prefill": "the widest layer, during prefill",
+    "verify": "one packed pass",
+}
+
+
+def plan(
+    context: Context = None,
+    prompt: Prompt = 1024,
+    target: options.Target = options.BUILTIN,
+    head: options.Head = None,
+    drafter: options.Drafter = "block",
+    budget: options.Budget = options.BUDGET,
+    dtype: options.Dtype = "auto",
+    json: options.Json = False,
+) -> None:
+    """Say what decoding will hold in memory, part by part, without loading a weight.
+
+    From the target's config and the head's alone: weights, keys and values of the whole context, what prefill and one
+    packed pass need besides. Buffers of libraries, rows of vision and cross-attention, and quantised weights are not
+    counted.
+    """
+    from oneglance.drafters.checkpoint import read_config
+    from oneglance.drafters.head import HeadConfig
+    from oneglance.drafters.settings import split
+    from oneglance.plan import plan as count
+    from oneglance.targets import parse_dtype
+    from oneglance.targets.outline import outline_target
+
+    opening.check_tree(budget, None)
+    kind = split(drafter)[0]
+    if kind not in ("block", "none"):
+        raise InputError(f"plan knows the drafters block and none, got {kind!r}")
+    name = opening.head_name(target, head, drafter)
+    config = None if name is None or kind == "none" else HeadConfig.from_checkpoint(read_config(name)[1])
+    outline = outline_target(target)
+    chosen = parse_dtype(dtype)
+    rows = outline.context_length if context is None else context
+    if not 1 <= rows <= outline.context_length:
+        raise InputError(f"--context must lie in 1..{outline.context_length}, the target's own, got {rows}")
+    found = count(
+        outline,
+        config,
+        dtype=outline.dtype if isinstance(chosen, str) else chosen,
+        context=rows,
+        prompt=min(prompt, rows),
+        budget=budget,
+    )
+    result = {**asdict(found), "total": found.total, "target_name": target, "head_name": name}
+    if json:
+        terminal.write_json(result)
+    else:
+        _show(terminal.console(), found)
+
+
+def _show(console: Console, found: Plan) -> None:
+    title = (
+        f"{found.dtype}, context {found.context}, prompt {found.prompt}, trees of {found.budget} nodes: "
+        f"about {_size(found.total)} at the peak"
+    )
+    table = Table("part", "memory", title=title, title_justify="left")
+    parts: dict[str, Any] = asdict(found)
+    for part, name in NAMES.items():
+        table.add_row(name, _size(parts[part]))
+    console.print(table)
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"

@@ -1,0 +1,40 @@
+"""``oneglance plan``: no weight is read, and what it says is what the same target holds once it is loaded."""
+
+import shutil
+from pathlib import Path
+
+from oneglance.targets import open_target
+
+from .conftest import Run
+
+
+def test_plan_is_the_loaded_targets_size(run: Run, text_target: Path, text_head: Path) -> None:
+    words = ("plan", "--target", text_target, "--head", text_head, "--context", 500, "--prompt", 100)
+    found = run(*words, "--json").json
+    model = open_target(str(text_target)).model
+    assert found["target"] == sum(p.numel() * p.element_size() for p in model.parameters())
+    assert found["head"] > 0
+    half = run(*words, "--dtype", "bfloat16", "--json").json
+    assert half["target"] * 2 == found["target"]
+    assert half["total"] < found["total"]
+    assert "at the peak" in run(*words).out
+    plain = run("plan", "--target", text_target, "--drafter", "none", "--json").json
+    assert plain["head"] == 0
+    assert plain["context"] == 1024
+
+
+def test_plan_needs_no_weights(run: Run, text_target: Path, text_head: Path, tmp_path: Path) -> None:
+    bare = []
+    for folder in (text_target, text_head):
+        shutil.copytree(folder, tmp_path / folder.name, ignore=shutil.ignore_patterns("*.safetensors"))
+        bare.append(tmp_path / folder.name)
+    whole = run("plan", "--target", text_target, "--head", text_head, "--json").json
+    found = run("plan", "--target", bare[0], "--head", bare[1], "--json").json
+    assert found["total"] == whole["total"]
+
+
+def test_bad_plans_are_one_line(run: Run, text_target: Path) -> None:
+    words = ("plan", "--target", text_target, "--drafter")
+    assert "knows the drafters" in run(*words, "ngram").error
+    assert "--context must lie in" in run(*words, "none", "--context", 5000).error
+    assert "--budget must be at least 1" in run(*words, "none", "--budget", 0).error
