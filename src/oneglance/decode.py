@@ -15,6 +15,7 @@ import torch
 
 from oneglance.core import EMPTY_TREE, AcceptRule, CutReason, Drafter, OneglanceWarning, Round, TokenTree
 from oneglance.targets.base import Target
+from oneglance.targets.loading import is_out_of_memory
 from oneglance.targets.state import TargetState
 
 
@@ -126,12 +127,6 @@ def first_nodes(tree: TokenTree, limit: int | None) -> TokenTree:
     if limit is None or len(tree) <= limit:
         return tree
     return TokenTree(tree.token_ids[:limit], tree.parents[:limit], tree.depths[:limit], tree.scores[:limit])
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, on whatever device."""
-    kinds = (torch.OutOfMemoryError, MemoryError)
-    return isinstance(error, kinds) or any(sign in str(error) for sign in ("out of memory", "can't allocate memory"))
 
 
 class Guarded:

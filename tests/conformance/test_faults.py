@@ -13,11 +13,12 @@ from conformance.conftest import tiny
 from helpers import PlannedDrafter, decode_ids, hf_generate, prompt
 from oneglance.accept import Greedy
 from oneglance.core import Drafter, OneglanceWarning, SamplingParams, TokenTree
-from oneglance.decode import decode, first_nodes, is_out_of_memory
+from oneglance.decode import decode, first_nodes
 from oneglance.decoder import Decoder
 from oneglance.drafters.block import BlockDrafter
 from oneglance.stream import Stream
 from oneglance.targets.base import Target
+from oneglance.targets.loading import is_out_of_memory
 from oneglance.targets.state import Inputs
 from oneglance.testing import random_tree, tiny_head
 from oneglance.text import TextStream

@@ -256,7 +256,7 @@ class Rope(nn.Module):
         return angles.cos().to(dtype), angles.sin().to(dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         # rounded to bf16 a frequency is off by up to 0.4 %: another RoPE than the head was trained with
         self.inv_freq = rope_frequencies(self._config).to(self.inv_freq.device)
         return self
