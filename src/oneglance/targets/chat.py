@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jinja2 import TemplateError
 from PIL import Image
 
 from oneglance.core import InputError
@@ -111,7 +112,13 @@ def _render(target: Target, messages: list[dict[str, Any]]) -> str:
         if len(messages) > 1:
             raise InputError(f"{target.name} has no chat template: give one plain prompt, without a system prompt")
         return _joined_text(messages[0]["content"])
-    text: str = renderer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    try:
+        text: str = renderer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except (TemplateError, TypeError, ValueError) as error:  # roles that must alternate, no system prompt, …
+        said = str(error).strip() or type(error).__name__
+        raise InputError(
+            f"the target's chat template refuses the messages ({said.splitlines()[0]}); change their roles or order"
+        ) from error
     return text
 
 
