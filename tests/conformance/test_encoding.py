@@ -189,7 +189,7 @@ def test_messages_that_the_template_refuses_are_an_input_error(family: str) -> N
     refusal = "{% if messages[0].role == 'system' %}{{ raise_exception('no system prompt,\\nplease') }}{% endif %}"
     for template in (refusal, "{{ messages[0].content + 3 }}"):
         target.processor.chat_template = template
-        with pytest.raises(InputError, match="chat template refuses the messages .*; change") as error:
+        with pytest.raises(InputError, match=r"chat template refuses the messages .*; change") as error:
             encode(target, "hi", system="s")
         assert "\n" not in str(error.value)
 

@@ -100,6 +100,8 @@ def test_a_fault_at_any_stage(stage: str, kind: str, late: bool, monkeypatch: py
         assert generation.finish_reason == "cancelled"
         assert 0 < len(generation.token_ids) < NUM_TOKENS
         assert generation.token_ids == reference[: len(generation.token_ids)]
+        assert len(generation.token_ids) == 1 + sum(len(r.token_ids) for r in generation.rounds), "a token of no round"
+        assert generation.text == target.tokenizer.decode(generation.token_ids, skip_special_tokens=True)
     assert decode_ids(decoder, inputs, NUM_TOKENS).generation.token_ids == reference
     assert next(stream, None) is None, "a stream that failed is at its end"
 
