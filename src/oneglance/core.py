@@ -135,7 +135,7 @@ class Verdict:
 
     Attributes:
         path: packed indices whose rows gave a token, root first: (a+1,).
-        token_ids: the a accepted tokens and the bonus: (a+1,).
+        token_ids: the a accepted tokens and the bonus: (a+1,). An end-of-sequence token is the bonus, proposed or not.
         is_gated: the walk left the choice after the last token to a single step: there is no bonus, path and tokens
             have length a, which may be 0, and the next round has the empty tree.
     """
@@ -195,6 +195,11 @@ class Round:
     t_host_ms: float = 0.0
 
     @property
+    def num_accepted(self) -> int:
+        """Accepted tokens that were kept; the accepted length a where nothing was cut."""
+        return min(self.verdict.num_accepted, len(self.token_ids))
+
+    @property
     def gated(self) -> bool:
         """Whether a row of this round was left to a single step."""
         return self.verdict.is_gated
@@ -233,8 +238,8 @@ class Generation:
 
     @property
     def accepted_histogram(self) -> dict[int, int]:
-        """Accepted length a, before any cut → number of rounds."""
-        return dict(sorted(Counter(r.verdict.num_accepted for r in self.rounds).items()))
+        """Accepted tokens that were kept → number of rounds; what a cut dropped counts here no more than in ``tau``."""
+        return dict(sorted(Counter(r.num_accepted for r in self.rounds).items()))
 
     @property
     def gate_rate(self) -> float:

@@ -175,10 +175,11 @@ class Decoder:
         processor = processors(self.target, inputs, params)
         if processor is not None:
             self._say_what_the_config_does(inputs, params)
-        rule: Rule = Greedy(processor, watch)
+        eos_ids = () if params.ignore_eos else self.target.eos_ids
+        rule: Rule = Greedy(processor, watch, eos_ids=eos_ids)
         if params.temperature:
             assert params.seed is not None, "stream_inputs draws one"
-            rule = Sampled(params.seed, processor, watch, temperature=params.temperature)
+            rule = Sampled(params.seed, processor, watch, eos_ids=eos_ids, temperature=params.temperature)
         return Gated(rule, params.gate) if params.gate else rule
 
     def _say_what_the_config_does(self, inputs: Inputs, params: SamplingParams) -> None:

@@ -12,6 +12,7 @@ from conformance import checks
 from conformance.conftest import tiny
 from helpers import PlannedDrafter, counting, decode_ids, hf_generate, hooks_of, pictures, prompt, seen_by
 from oneglance.core import DraftError, InputError, OneglanceWarning, SamplingParams, TokenTree
+from oneglance.decode import synchronise
 from oneglance.decoder import Decoder
 from oneglance.drafters.block import BlockDrafter
 from oneglance.drafters.head import BlockHead, HeadConfig
@@ -75,6 +76,7 @@ def test_tau_counts_kept_tokens_only(qwen3_vl: Target, inputs: Inputs, reference
     assert generation.token_ids == reference[:4]
     assert (generation.tau, len(generation.rounds)) == (3.0, 1)
     assert generation.rounds[0].verdict.num_accepted == 15
+    assert generation.accepted_histogram == {3: 1}
     assert (generation.rounds[0].cut, generation.finish_reason) == ("stop", "stop")
 
 
@@ -185,6 +187,54 @@ def test_steps_carry_all_tokens_and_all_text(qwen3_vl: Target, inputs: Inputs, r
     assert [piece.token_id for step in steps for piece in step.pieces] == reference
     assert "".join(step.text for step in steps) == stream.generation.text
     assert stream.generation.text == qwen3_vl.tokenizer.decode(reference, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 9])
+def test_text_that_was_held_back_comes_with_a_cancelled_generation(
+    qwen3_vl: Target, inputs: Inputs, reference: list[int], num_steps: int
+) -> None:
+    """Ids and text say the same: what might have become a stop string has not."""
+    spelled = qwen3_vl.tokenizer.decode(reference, skip_special_tokens=True)
+    stop = tuple(f"{character} and no more" for character in set(spelled))
+    decoder = Decoder(qwen3_vl, NoDrafter())
+    stream = decoder.stream_inputs(inputs, SamplingParams(40, stop=stop))
+    shown = "".join(next(stream).text for _ in range(num_steps))
+    stream.close()
+    generation = stream.generation
+    assert generation.token_ids == reference[:num_steps]
+    assert generation.text == qwen3_vl.tokenizer.decode(reference[:num_steps], skip_special_tokens=True) != shown
+    assert generation.finish_reason == "cancelled"
+
+
+def test_a_drafted_end_of_text_is_the_last_thing_that_processors_see(
+    qwen3_vl: Target, inputs: Inputs, reference: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = reference[5]
+    monkeypatch.setattr(qwen3_vl.model.generation_config, "eos_token_id", [end])
+    seen: list[list[int]] = []
+
+    def record(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        seen.append(input_ids[0, len(inputs.token_ids) :].tolist())
+        return scores
+
+    decoder = Decoder(qwen3_vl, planned(qwen3_vl, inputs, reference))
+    expected = reference[: reference.index(end) + 1]
+    for ignore_eos in (False, True):
+        seen.clear()
+        params = SamplingParams(12, logits_processors=(record,), ignore_eos=ignore_eos)
+        stream = decoder.stream_inputs(inputs, params)
+        assert len(list(stream)) == 2
+        assert stream.generation.token_ids == (reference[:12] if ignore_eos else expected)
+        assert seen == [reference[:i] for i in range(stream.generation.num_tokens)]
+
+
+def test_verify_is_timed_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that works on its own is waited for; the CPU needs no wait."""
+    waited: list[torch.device] = []
+    monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
+    for name in ("cpu", "cuda:1", "mps"):
+        synchronise(torch.device(name))
+    assert waited == [torch.device("cuda:1"), torch.device("mps")]
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 3])

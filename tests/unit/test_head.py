@@ -1,5 +1,6 @@
 """The block head against a straightforward second implementation built from transformers' Qwen3 blocks."""
 
+import copy
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -206,6 +207,20 @@ def test_context_rows_do_not_depend_on_when_they_come(sizes: list[int]) -> None:
     for layer, (keys, values) in enumerate(whole):
         torch.testing.assert_close(torch.cat([p[layer][0] for p in pieces], 2), keys, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(torch.cat([p[layer][1] for p in pieces], 2), values, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("rope", [{"rope_type": "default"}, LLAMA3])
+def test_positions_turn_by_the_same_angles_in_every_precision(rope: dict[str, Any], dtype: torch.dtype) -> None:
+    """A frequency that is rounded with the weights would make another RoPE than the head was trained with."""
+    rope = {**rope, "rope_theta": SMALL["rope_theta"]}
+    positions = torch.arange(0, 500, 7)
+    expected = Golden({**SMALL, "rope_parameters": rope}).rotary(torch.zeros(1), positions[None])
+    head = BlockHead(config_of(rope_theta=None, rope_parameters=rope)).to(dtype)
+    assert head.fc.weight.dtype == dtype
+    for cast in (head, head.float(), copy.deepcopy(head).to_empty(device="cpu")):
+        for ours, theirs in zip(cast.rope(positions, torch.float32), expected, strict=True):
+            torch.testing.assert_close(ours, theirs[0], atol=1e-5, rtol=0)
 
 
 def test_the_block_sees_all_of_itself_and_of_the_context() -> None:

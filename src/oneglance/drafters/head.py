@@ -8,7 +8,7 @@ k places after the root (no shift). Training and decoding call the same ``forwar
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Self, TypeVar
 
 import torch
@@ -239,10 +239,31 @@ class Layer(nn.Module):
         return out
 
 
-class BlockHead(nn.Module):
-    """The draft head; its state dict has z-lab's key set (58 tensors for 5 layers)."""
+class Rope(nn.Module):
+    """RoPE of the head's own config, never the target's. Its frequencies stay float32 whatever the head is cast to."""
 
     inv_freq: Tensor
+
+    def __init__(self, config: LayerConfig) -> None:
+        super().__init__()
+        self._config = config
+        self.register_buffer("inv_freq", rope_frequencies(config), persistent=False)
+
+    def forward(self, position_ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos and sin at given positions, (…, T, D) each."""
+        angles = position_ids[..., None].float() * self.inv_freq
+        angles = torch.cat([angles, angles], dim=-1)
+        return angles.cos().to(dtype), angles.sin().to(dtype)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        # rounded to bf16 a frequency is off by up to 0.4 %: another RoPE than the head was trained with
+        self.inv_freq = rope_frequencies(self._config).to(self.inv_freq.device)
+        return self
+
+
+class BlockHead(nn.Module):
+    """The draft head; its state dict has z-lab's key set (58 tensors for 5 layers)."""
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
@@ -251,7 +272,7 @@ class BlockHead(nn.Module):
         self.hidden_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.register_buffer("inv_freq", rope_frequencies(config), persistent=False)
+        self.rope = Rope(config)
 
     @property
     def _layers(self) -> list[Layer]:
@@ -265,7 +286,7 @@ class BlockHead(nn.Module):
             position_ids: (b, T) or (T,) token indices; image rows count one each.
         """
         context = self.hidden_norm(self.fc(features))
-        rotation = self.rotation(position_ids, context.dtype)
+        rotation = self.rope(position_ids, context.dtype)
         return [layer.self_attn.keys_values(context, rotation) for layer in self._layers]
 
     def forward(
@@ -282,22 +303,11 @@ class BlockHead(nn.Module):
         Returns:
             (b, Q, H) states for the target's lm_head.
         """
-        rotation = self.rotation(position_ids, block.dtype)
+        rotation = self.rope(position_ids, block.dtype)
         for layer, keys_values, mask in zip(self.layers, context, masks, strict=True):
             block = layer(block, keys_values, rotation, mask)
         out: Tensor = self.norm(block)
         return out
-
-    def rotation(self, position_ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos and sin, (…, T, D) each."""
-        return rotation(position_ids, self.inv_freq, dtype)
-
-
-def rotation(position_ids: Tensor, inv_freq: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin of RoPE at given positions, (…, T, D) each."""
-    angles = position_ids[..., None].float() * inv_freq.float()
-    angles = torch.cat([angles, angles], dim=-1)
-    return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
@@ -308,7 +318,7 @@ def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def rope_frequencies(config: LayerConfig) -> Tensor:
-    """(D/2,) inverse frequencies from the head's own config, never the target's."""
+    """(D/2,) inverse frequencies, float32."""
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
     frequencies = 1.0 / config.rope_theta**exponents
     if config.rope_llama3 is None:

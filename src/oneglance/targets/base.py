@@ -188,6 +188,9 @@ class Target:
         unknown = sorted(given.keys() - {"input_ids", "attention_mask", *self.input_names})
         if unknown:
             raise InputError(f"unsupported input {unknown[0]!r}; this target takes {', '.join(self.input_names)}")
+        lacking = sorted(set(self.image_names) - given.keys())
+        if lacking and len(lacking) < len(self.image_names):
+            raise InputError(f"{', '.join(self.image_names)} come together, and {lacking[0]!r} is missing")
         if "input_ids" not in given:
             raise InputError("input_ids is missing")
         for key, value in given.items():
@@ -210,6 +213,11 @@ class Target:
         device = "cpu" if self.device.type == "meta" else self.device  # an outline encodes all the same
         tensors = {k: v.to(device) for k, v in given.items()}
         return Inputs(tensors, self.count_images(tensors))
+
+    @property
+    def image_names(self) -> tuple[str, ...]:
+        """The inputs without which there is no image."""
+        return ()
 
     @property
     def input_names(self) -> tuple[str, ...]:

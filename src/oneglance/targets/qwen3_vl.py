@@ -28,8 +28,12 @@ class Qwen3VL(Target):
         return model
 
     @property
+    def image_names(self) -> tuple[str, ...]:
+        return ("pixel_values", "image_grid_thw")
+
+    @property
     def input_names(self) -> tuple[str, ...]:
-        return ("pixel_values", "image_grid_thw", "mm_token_type_ids")
+        return (*self.image_names, "mm_token_type_ids")
 
     def count_images(self, tensors: Mapping[str, Tensor]) -> int:
         grid = tensors.get("image_grid_thw")
