@@ -106,8 +106,7 @@ def _part(part: Mapping[str, Any], pictures: list[Image.Image]) -> dict[str, Any
 
 
 def _render(target: Target, messages: list[dict[str, Any]]) -> str:
-    template = getattr(target.processor, "chat_template", None)
-    renderer = target.processor if template else target.tokenizer
+    renderer = target.chat_renderer
     if getattr(renderer, "chat_template", None) is None:
         if len(messages) > 1:
             raise InputError(f"{target.name} has no chat template: give one plain prompt, without a system prompt")
