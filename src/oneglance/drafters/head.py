@@ -67,8 +67,8 @@ class LayerConfig(DraftConfig):
     num_attention_heads: int = Field(gt=0)
     num_key_value_heads: int = Field(gt=0)
     head_dim: int = Field(gt=0)
-    rms_norm_eps: float = 1e-6
-    rope_theta: float = Field(default=1e6, gt=0)
+    rms_norm_eps: float = Field(default=1e-6, gt=0, allow_inf_nan=False)
+    rope_theta: float = Field(default=1e6, gt=0, allow_inf_nan=False)
     rope_llama3: tuple[float, float, float, int] | None = None  # factor, low, high, original context
 
     @model_validator(mode="after")
@@ -98,9 +98,19 @@ class HeadConfig(LayerConfig):
             HeadError: a key is missing, malformed, or asks for something this head does not compute.
         """
         block_of(config, "oneglance")
-        flat = layer_keys({**config, **block_of(config, "dflash_config")})
-        flat["layer_types"] = tuple(flat.get("layer_types") or ())
-        return checked(cls, flat)
+        return checked(cls, layer_keys({**config, **block_of(config, "dflash_config")}))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _layer_types_of_older_configs(cls, flat: dict[str, Any]) -> dict[str, Any]:
+        """As Qwen3's config does: with ``use_sliding_window``, layers from ``max_window_layers`` on slide."""
+        if flat.get("layer_types") or not flat.get("use_sliding_window") or not flat.get("sliding_window"):
+            return flat
+        first, count = flat.get("max_window_layers", 28), flat.get("num_hidden_layers")
+        if not isinstance(first, int) or not isinstance(count, int):
+            return flat
+        kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(count)]
+        return {**flat, "layer_types": kinds}
 
     @model_validator(mode="after")
     def _layers_fit_together(self) -> Self:
@@ -125,8 +135,9 @@ def layer_keys(config: dict[str, Any]) -> dict[str, Any]:
     flat = {key: value for key, value in config.items() if value is not None}
     rope = {**block_of(config, "rope_scaling"), **block_of(config, "rope_parameters")}
     flat.setdefault("rope_theta", rope.get("rope_theta", 1e6))
-    if "head_dim" not in flat and flat.get("hidden_size") and flat.get("num_attention_heads"):
-        flat["head_dim"] = flat["hidden_size"] // flat["num_attention_heads"]
+    hidden, heads = flat.get("hidden_size"), flat.get("num_attention_heads")
+    if "head_dim" not in flat and isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
+        flat["head_dim"] = hidden // heads
     _refuse_unsupported(flat, rope)
     if rope.get("rope_type", rope.get("type")) == "llama3":
         keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
@@ -167,6 +178,11 @@ def _refuse_unsupported(config: dict[str, Any], rope: dict[str, Any]) -> None:
         raise HeadError(f"rope type {kind!r} of the head is not supported; supported: default, llama3")
     if config.get("attention_bias"):
         raise HeadError("the head has attention biases, which the DFlash layout does not; check the checkpoint")
+    if config.get("mlp_bias"):
+        raise HeadError("the head has MLP biases, which the DFlash layout does not; check the checkpoint")
+    partial = config.get("partial_rotary_factor", rope.get("partial_rotary_factor", 1))
+    if partial is not None and partial != 1:
+        raise HeadError(f"partial_rotary_factor {partial!r} of the head is not supported; RoPE turns whole heads: 1")
     if config.get("hidden_act", "silu") != "silu":
         raise HeadError(f"activation {config['hidden_act']!r} of the head is not supported; supported: silu")
 

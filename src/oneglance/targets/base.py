@@ -7,8 +7,6 @@ positions packed rows get, and what its prefill needs. Targets hold no sequence 
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -20,7 +18,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from oneglance.core import InputError, TokenTree
-from oneglance.targets import hf
+from oneglance.targets import hf, identity
 from oneglance.targets.passes import FreeShape, Passes
 from oneglance.targets.state import Inputs, TargetState
 
@@ -160,18 +158,22 @@ class Target:
     # Identity ---------------------------------------------------------------------------------------------------
 
     def fingerprint(self) -> dict[str, Any]:
-        """What a head should have been trained with: id, revision, hashes of config and chat template."""
-        config = self.model.config.to_dict()
-        for key in ("_name_or_path", "transformers_version", "dtype", "torch_dtype"):
-            config.pop(key, None)
-        template = getattr(self.processor, "chat_template", None) or getattr(self.tokenizer, "chat_template", None)
+        """What a head should have been trained with. The name is where the target lies, and is not compared."""
+        template = getattr(self.chat_renderer, "chat_template", None)
         return {
             "target": self.name,
             "target_revision": getattr(self.model.config, "_commit_hash", None),
-            "target_config_sha256": _sha256(json.dumps(config, sort_keys=True, default=str)),
-            "chat_template_sha256": _sha256(str(template)) if template else None,
-            "quantisation": getattr(getattr(self.model.config, "quantization_config", None), "quant_method", None),
+            "target_geometry_sha256": identity.geometry_sha256(self.model.config),
+            "target_weights_sha256": identity.weights_sha256(self.model),
+            "chat_template_sha256": identity.sha256(str(template)) if template else None,
+            "thinking": identity.thinks(self.chat_renderer) if template else None,
+            "quantisation": identity.quantisation(self.model.config),
         }
+
+    @property
+    def chat_renderer(self) -> Any:
+        """The processor or tokenizer, whichever has the chat template."""
+        return self.processor if getattr(self.processor, "chat_template", None) else self.tokenizer
 
     # Encoding ---------------------------------------------------------------------------------------------------
 
@@ -374,7 +376,3 @@ def _joined(features: Sequence[Tensor]) -> Tensor:
     """(T, F) features on the device of the last kept layer, concatenated in listed order."""
     device = features[-1].device
     return torch.cat([f[0].to(device) for f in features], dim=-1)
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

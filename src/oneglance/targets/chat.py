@@ -112,8 +112,7 @@ def _part(part: Mapping[str, Any], pictures: list[Image.Image]) -> dict[str, Any
 
 
 def _render(target: Target, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
-    template = getattr(target.processor, "chat_template", None)
-    renderer = target.processor if template else target.tokenizer
+    renderer = target.chat_renderer
     if tools and "tools" not in str(getattr(renderer, "chat_template", None)):
         raise InputError(f"the chat template of {target.name} takes no tools; drop them or choose another target")
     if getattr(renderer, "chat_template", None) is None:
