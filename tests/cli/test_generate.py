@@ -246,6 +246,14 @@ def test_visible_keeps_what_can_be_printed() -> None:
     assert visible("\x1b]0;title\x07") == "␛]0;title␇"
 
 
+def test_what_json_lacks_is_null(capsys: pytest.CaptureFixture[str]) -> None:
+    write_json({"gaps": [1.5, float("nan")], "error": {"most": -float("inf")}})
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
+        "gaps": [1.5, None],
+        "error": {"most": None},
+    }
+
+
 def test_json_holds_no_raw_control_character(capsys: pytest.CaptureFixture[str]) -> None:
     write_json({"text": "\x1b[2J\x7f\x9b\ud800 é"})
     out = capsys.readouterr().out

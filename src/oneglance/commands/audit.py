@@ -230,9 +230,10 @@ def _show(console: Console, report: AuditReport) -> None:
         f"{report.max_logit_perturbation:.2g}, smallest top-2 gap {report.min_gap:.2g}"
     )
     for d in report.divergences:
+        gap = "none" if d.gap is None else f"{d.gap:.2g}"
         console.print(
             f"{d.verdict}: {d.case} {d.arm}, token {d.position}: expected {d.expected}, got {d.got}, "
-            f"gap {d.gap:.2g}, perturbation {d.perturbation:.2g}"
+            f"gap {gap}, perturbation {d.perturbation:.2g}"
         )
     for f in report.feature_faults:
         console.print(f"bug: {f.case} {f.arm}: features of other rows than the committed ones, off by {f.error:.2g}")

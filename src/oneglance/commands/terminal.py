@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import sys
@@ -31,9 +32,17 @@ def visible(text: str) -> str:
 
 
 def write_json(value: object) -> None:
-    """One object on stdout, in plain text that any terminal survives."""
-    text = json.dumps(value, ensure_ascii=False, indent=2)
+    """One object on stdout, in plain text that any terminal survives; NaN and infinity, which JSON lacks, are null."""
+    text = json.dumps(_finite(value), ensure_ascii=False, indent=2, allow_nan=False)
     sys.stdout.write(UNSAFE_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def is_coloured(out: TextIO) -> bool:
