@@ -30,6 +30,7 @@ from oneglance.targets import open_target
 from oneglance.targets.base import Target
 from oneglance.targets.chat import Message, encode
 from oneglance.targets.grammar import grammar_mask
+from oneglance.targets.hf import own_cap
 from oneglance.targets.processing import processors
 from oneglance.targets.state import Inputs
 from oneglance.tree import policy
@@ -156,6 +157,9 @@ class Decoder:
             params: with a seed where the temperature is not 0.
             watch: sees every choice.
         """
+        cap = own_cap(self.target.model)
+        if cap is not None:
+            self.say_once(f"the target's generation config has {cap}; max_new_tokens of the call takes its place")
         processor = processors(self.target, inputs, params)
         if processor is not None:
             self._say_what_the_config_does(inputs, params)

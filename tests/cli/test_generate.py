@@ -1,6 +1,7 @@
 """``oneglance generate``: bad input, JSON, streaming to a pipe and to a terminal, interruption."""
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 

@@ -504,3 +504,15 @@ def test_what_the_generation_config_does_is_said_once(qwen3: Target) -> None:
         warnings.simplefilter("error")
         decode_ids(decoder, prompt(target), 3)
         decode_ids(Decoder(qwen3, NoDrafter()), prompt(qwen3), 3)
+
+
+def test_a_cap_of_the_generation_config_is_replaced_and_said_so_once() -> None:
+    target = tiny_target("qwen3")
+    target.model.generation_config.max_length = 3
+    decoder = Decoder(target, NoDrafter())
+    with pytest.warns(OneglanceWarning, match="generation config has max_length=3; max_new_tokens") as caught:
+        assert decode_ids(decoder, prompt(target), 5).generation.num_tokens == 5
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        decode_ids(decoder, prompt(target), 5)
