@@ -1,4 +1,4 @@
-"""Everything this package knows about transformers versions (5.17 to 5.24), in one place.
+"""Everything this package knows about transformers versions (5.18 to 5.24), in one place.
 
 Facts kept here: the name of the cache argument, which cache layers can be rolled back, how to roll one back, where
 kept-layer features are read, and which module attributes carry state from one generation to the next.
