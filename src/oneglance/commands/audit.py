@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from oneglance.audit import AuditReport, Case
     from oneglance.targets.base import Target
 
-Prompts = Annotated[int, typer.Option(metavar="N", min=1, help="Held-out prompts, spread evenly over the tasks.")]
-Tasks = Annotated[str, typer.Option(metavar="NAMES", help="Tasks of the built-in suite, comma-separated, or all.")]
 Budgets = Annotated[
     list[int] | None, typer.Option("--budget", metavar="N", help="Tree budget; repeat to audit several. Default 63.")
 ]
@@ -55,8 +53,8 @@ CompareHf = Annotated[bool, typer.Option("--hf/--no-hf", help="Also compare with
 
 
 def audit(
-    prompts: Prompts = 50,
-    tasks: Tasks = "all",
+    prompts: options.NumPrompts = 50,
+    tasks: options.Tasks = "all",
     budget: Budgets = None,
     tree: Trees = None,
     hf: CompareHf = True,

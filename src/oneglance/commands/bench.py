@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from oneglance.commands import opening, options, terminal
-from oneglance.commands.audit import Tasks, choose_tasks
+from oneglance.commands.audit import choose_tasks
 from oneglance.core import InputError
 
 Systems = Annotated[
@@ -30,7 +30,7 @@ Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write rows,
 
 def bench(
     systems: Systems = "plain,chain,tree",
-    tasks: Tasks = "all",
+    tasks: options.Tasks = "all",
     limit: Limit = 20,
     out: Out = None,
     target: options.Target = options.BUILTIN,
@@ -39,6 +39,7 @@ def bench(
     max_new_tokens: options.MaxNewTokens = options.MAX_NEW_TOKENS,
     dtype: options.Dtype = "float32",
     device: options.Device = None,
+    device_map: options.DeviceMap = None,
     attention: options.Attention = "sdpa",
     threads: options.Threads = None,
     fixed_shape: options.FixedShape = False,
@@ -71,7 +72,7 @@ def bench(
     bound = prepare_systems(names, own, budget=budget, target=target)
     if "plain-shaped" in names and not fixed_shape:
         raise InputError("the system plain-shaped goes with --fixed-shape")
-    opened = open_target(target, dtype=dtype, device=device, attention=attention)
+    opened = open_target(target, dtype=dtype, device=device, device_map=device_map, attention=attention)
     shaped = open_fixed(opened, budget) if fixed_shape else None
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     records = []
