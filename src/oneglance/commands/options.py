@@ -42,7 +42,9 @@ Budget = Annotated[
 BranchK = Annotated[
     int | None,
     typer.Option(
-        metavar="K", rich_help_panel=DECODING, help="Ranks looked at per offset; default all that matter (exact)."
+        metavar="K",
+        rich_help_panel=DECODING,
+        help="Ranks looked at per offset; default all that matter, or 64 with a rescorer.",
     ),
 ]
 MaxNewTokens = Annotated[
