@@ -7,9 +7,10 @@ STAMP := .venv/.installed
 BUDGETS ?= 1 2 15 31 63 127
 PROMPTS ?= 200
 TRIALS ?= 50
+SECONDS ?= 300
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check lint format-check types format fuzz soak audit-full audit-shaped audit-matrix kill-resume clean
+.PHONY: help demo test test-slow check lint format-check types format fuzz soak serve-soak serve-fuzz page audit-full audit-shaped audit-matrix kill-resume clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +45,17 @@ fuzz: $(STAMP) ## the property tests on 2,000 new examples each, other ones ever
 
 soak: $(STAMP) ## 20,000 rounds at temperature 1: flat memory, exact text
 	SOAK_ROUNDS=20000 $(BIN)/pytest tests/properties/test_soak.py
+
+serve-soak: $(STAMP) ## 64 clients at one server for SECONDS (default 300), some leaving: every answer right, flat memory
+	$(BIN)/python tests/serve/soak.py --seconds $(SECONDS)
+
+serve-fuzz: $(STAMP) ## schemathesis over the server's OpenAPI document: no server error
+	$(BIN)/python -m pip install --quiet --editable ".[dev,page]"
+	$(BIN)/pytest tests/serve/test_schema.py -m slow
+
+page: $(STAMP) ## the page in a real Chromium, with screenshots in runs/page
+	$(BIN)/python -m pip install --quiet --editable ".[dev,page]"
+	PAGE_SHOTS=runs/page $(BIN)/pytest tests/serve/test_page.py -m slow
 
 audit-full: $(STAMP) ## 200 prompts × every budget × tree and chain, against the plain loop and HF generate
 	$(BIN)/oneglance audit --prompts $(PROMPTS) --tasks all --dtype float32 --hf \

@@ -114,7 +114,8 @@ class Decision:
         log_p = self.scores.cpu().double().log_softmax(dim=-1)
         values, ids = (part.tolist() for part in log_p.topk(min(num_top, len(log_p))))
         top = tuple((token, value) for token, value in zip(ids, values, strict=True) if value > -torch.inf)
-        return TokenLogprobs(self.token_id, float(log_p[self.token_id]), top)
+        entropy = torch.special.entr(log_p.exp()).sum()
+        return TokenLogprobs(self.token_id, float(log_p[self.token_id]), top, float(entropy))
 
 
 class Rule:

@@ -39,10 +39,13 @@ class Row(NamedTuple):
     help: str
 
 
-DECODE, CHECK, MEASURE, TRAIN = "Decode", "Check", "Measure", "Train"
+DECODE, CHECK, MEASURE, STUDY, TRAIN = "Decode", "Check", "Measure", "Study", "Train"
 COMMANDS: dict[str, Row] = {
     "demo": Row("oneglance.commands.demo:demo", DECODE, "Decode a page plainly and with the draft head, side by side."),
     "generate": Row("oneglance.commands.generate:generate", DECODE, "Answer a prompt about images, as it is decoded."),
+    "run": Row("oneglance.commands.run:run", DECODE, "Ask one question about every page of a folder, into a file."),
+    "chat": Row("oneglance.commands.chat:chat", DECODE, "Talk about images, turn by turn."),
+    "serve": Row("oneglance.commands.serve:serve", DECODE, "Answer OpenAI clients, and show a page to try it on."),
     "doctor": Row("oneglance.commands.doctor:doctor", CHECK, "Check this machine, a target and its draft head."),
     "inspect": Row("oneglance.commands.inspect:inspect", CHECK, "Show a target or a draft head, and whether two fit."),
     "audit": Row("oneglance.commands.audit:audit", CHECK, "Compare every output with an independent plain loop."),
@@ -50,6 +53,17 @@ COMMANDS: dict[str, Row] = {
         "oneglance.commands.calibrate:calibrate_gate", CHECK, "Measure how wide the gate for near-ties must be here."
     ),
     "bench": Row("oneglance.commands.bench:bench", MEASURE, "Time systems against plain decoding on the same prompts."),
+    "sweep": Row("oneglance.commands.sweep:sweep", MEASURE, "Vary budget, depth, context, temperature or threads."),
+    "cost": Row("oneglance.commands.cost:cost", MEASURE, "Time the parts of a round in one process."),
+    "compare": Row("oneglance.commands.compare:compare", MEASURE, "Decode one prompt by all systems, side by side."),
+    "worth-it": Row("oneglance.commands.worth:worth_it", MEASURE, "Say whether drafting pays on your own images."),
+    "reproduce": Row("oneglance.commands.reproduce:reproduce", MEASURE, "Set the paper's numbers beside ours."),
+    "report": Row("oneglance.commands.report:report", MEASURE, "Write results as one HTML page, or as tables."),
+    "ledger": Row("oneglance.commands.ledger:ledger", MEASURE, "Compare two results, where they can be compared."),
+    "rounds": Row("oneglance.commands.rounds:rounds", STUDY, "Write a row a round: entropy, accepted length, ranks."),
+    "law": Row("oneglance.commands.law:law", STUDY, "Fit the entropy law to round logs, and say whether it holds."),
+    "tail": Row("oneglance.commands.tail:tail", STUDY, "Test whether the entropy floor runs longer than one hazard."),
+    "width": Row("oneglance.commands.width:width", STUDY, "Replay width policies on a log's own marginals."),
     "collect": Row("oneglance.commands.collect:collect", TRAIN, "Write the target's own answers to prompts as traces."),
     "train": Row("oneglance.commands.train:train", TRAIN, "Train a draft head on traces, by a recipe."),
     "train-matched": Row(

@@ -157,11 +157,13 @@ class TokenLogprobs:
     Attributes:
         token_id, log_p: the chosen token and its log-probability (nats).
         top: the likeliest tokens, best first, with theirs; those of probability 0 left out.
+        entropy_nats: of the whole row.
     """
 
     token_id: int
     log_p: float
     top: tuple[tuple[int, float], ...]
+    entropy_nats: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +178,8 @@ class Round:
         token_ids: tokens kept: accepted ones and the bonus, cut at EOS, stop string, cap and context limit.
         cut: why tokens were dropped or decoding ends here, else None.
         num_draft_passes: passes of the drafter, 1 for a block head, 0 when nothing was drafted.
-        t_draft_ms, t_verify_ms, t_host_ms: wall time of drafting (tree included), of verify, and of the rest.
+        t_draft_ms, t_verify_ms, t_commit_ms, t_host_ms: wall time of drafting (tree included), of verify, of commit,
+            and of the rest.
     """
 
     index: int
@@ -188,6 +191,7 @@ class Round:
     num_draft_passes: int
     t_draft_ms: float = 0.0
     t_verify_ms: float = 0.0
+    t_commit_ms: float = 0.0
     t_host_ms: float = 0.0
 
     @property

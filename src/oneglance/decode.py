@@ -68,6 +68,7 @@ def decode(
             verified_at = time.perf_counter()
             verdict = accept(tree, rows, state.token_ids)
             kept = verdict.token_ids[: len(keeper.push(verdict.token_ids))]
+            accepted_at = time.perf_counter()
             target.commit(state, verdict.path[: len(kept)], kept)
         except BaseException:
             target.rollback(state)
@@ -83,7 +84,8 @@ def decode(
             num_draft_passes=0 if is_gated else drafter.num_passes(drafted),
             t_draft_ms=(drafted_at - started_at) * 1e3,
             t_verify_ms=(verified_at - drafted_at) * 1e3,
-            t_host_ms=(ended_at - verified_at) * 1e3,
+            t_commit_ms=(ended_at - accepted_at) * 1e3,
+            t_host_ms=(accepted_at - verified_at) * 1e3,
         )
         root = kept[-1] if kept else root  # nothing is kept where the root's own row is gated
         is_gated = verdict.is_gated
@@ -118,7 +120,10 @@ class Verifier:
         tree = first_nodes(tree, self._limit)
         while True:
             try:
-                return tree, self._target.verify(state, root, tree)
+                rows = self._target.verify(state, root, tree)
+                if rows.is_cuda:  # the accept rule reads them next: to wait here costs nothing, and keeps stages apart
+                    torch.cuda.synchronize(rows.device)
+                return tree, rows
             except (RuntimeError, MemoryError) as error:
                 if not len(tree) or not is_out_of_memory(error):
                     raise

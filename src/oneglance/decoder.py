@@ -23,6 +23,7 @@ from oneglance.core import (
     SamplingParams,
 )
 from oneglance.drafters import prepare
+from oneglance.drafters.plain import NoDrafter
 from oneglance.drafters.pruned import Pruned
 from oneglance.drafters.settings import wants_block_head
 from oneglance.stream import Run, Step, Stream
@@ -74,6 +75,21 @@ class Decoder:
         self.target = target
         self.drafter = drafter
         self._said: set[str] = set()
+
+    def with_budget(self, budget: int) -> Decoder:
+        """The same target and drafter with trees of another size; shares their weights.
+
+        Raises:
+            InputError: the drafter has no such setting, or the budget is below 1.
+        """
+        resized = getattr(self.drafter, "with_budget", None)
+        if resized is None:
+            raise InputError(f"the drafter {self.drafter.name or 'none'} has no budget; leave it out")
+        return Decoder(self.target, resized(budget))
+
+    def plain(self) -> Decoder:
+        """The same target without a drafter."""
+        return Decoder(self.target, NoDrafter())
 
     def generate(
         self,

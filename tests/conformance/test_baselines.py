@@ -32,7 +32,17 @@ def test_every_registered_drafter_is_under_test() -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "budget"), [("qwen3_vl", 1), ("qwen3_vl", 63), *((family, 6) for family in FAMILIES[1:])]
+    ("family", "budget"),
+    [
+        ("qwen3_vl", 15),
+        ("mllama", 6),
+        *(pytest.param("qwen3_vl", budget, marks=pytest.mark.slow) for budget in (1, 63)),
+        *(
+            pytest.param(family, 6, marks=pytest.mark.slow)
+            for family in FAMILIES
+            if family not in ("qwen3_vl", "mllama")
+        ),
+    ],
 )
 @pytest.mark.parametrize("label", EVERY)
 def test_any_drafter_gives_the_targets_own_text(label: str, family: str, budget: int) -> None:

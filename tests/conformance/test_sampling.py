@@ -257,3 +257,34 @@ def test_generate_ids_takes_the_same_options() -> None:
         **inputs.tensors, max_new_tokens=NUM_TOKENS, seed=SEED, **SETTINGS["filters"]
     )
     assert ids[0, len(inputs.token_ids) :].tolist() == reference
+
+
+def test_the_draft_side_is_never_sampled() -> None:
+    """Proposals are the deterministic top prefixes at any temperature: where the text is the same, so are the trees."""
+    target = tiny("qwen3", "sdpa")
+    inputs = prompt(target)
+    drafter = BlockDrafter(tiny_head(target), target, budget=15)
+    greedy = sampled(target, drafter, inputs)
+    drawn = sampled(target, drafter, inputs, temperature=1.0, top_k=1)
+    assert [r.tree for r in drawn.rounds] == [r.tree for r in greedy.rounds]
+    assert drawn.token_ids == greedy.token_ids
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
+def test_a_tree_accepts_no_less_than_its_chain_when_tokens_are_drawn(temperature: float) -> None:
+    """Drafting from sampled offsets fell to a third of the argmax chain's length elsewhere."""
+    target = tiny("qwen3", "sdpa")
+    inputs = prompt(target)
+    length = len(inputs.token_ids)
+    taus = []
+    for policy in (best_first, chain):
+        total = tokens = 0
+        for seed in range(4):
+            reference = oracle(target, inputs, seed=seed, temperature=temperature)
+            drafter = PlannedDrafter(reference, length, target.vocab_size, policy=policy, budget=31, ranks=(0, 0, 1))
+            generation = sampled(target, drafter, inputs, seed=seed, temperature=temperature)
+            assert generation.token_ids == reference
+            total += len(generation.rounds)
+            tokens += sum(len(r.token_ids) for r in generation.rounds)
+        taus.append(tokens / total)
+    assert taus[0] > taus[1] > 1

@@ -1,12 +1,16 @@
 """Benchmark arithmetic on numbers that can be checked by hand, and one small run."""
 
+import json
 import math
 
 import numpy as np
 import pytest
 
+from oneglance.bench.advice import advise
+from oneglance.bench.compare import charges, drift, margins, project
 from oneglance.bench.manifest import manifest
 from oneglance.bench.metrics import Record, geomean, paired_speedup, summarise
+from oneglance.bench.record import record_of
 from oneglance.bench.systems import Card, card, prepare_systems
 from oneglance.core import InputError
 from oneglance.drafters.checkpoint import load_checkpoint
@@ -123,3 +127,105 @@ def test_systems_say_how_large_they_are_and_where_they_come_from() -> None:
     total = sum(p.numel() for p in target.model.parameters())
     tied = target.embedding.weight.numel()
     assert cards["two_model:num_draft=2@builtin:reader"] == Card("builtin:reader", total - tied)
+
+
+def full(system: str, prompt: str, round_ms: tuple[float, ...], kept: tuple[int, ...], **more: object) -> Record:
+    columns: dict[str, object] = {"task": "t", "prefill_ms": 5.0, "identical": True, "entropy_nats": 0.0, **more}
+    tokens = tuple(range(1 + sum(kept)))
+    return Record(
+        system=system, prompt=prompt, token_ids=tokens, kept=kept, decode_ms=sum(round_ms), round_ms=round_ms, **columns
+    )  # type: ignore[arg-type]
+
+
+def test_time_until_a_length_follows_the_rounds() -> None:
+    record = full("tree", "a", (10.0, 30.0, 5.0), (4, 2, 1))
+    assert [record.ms_until(n) for n in (0, 2, 4, 5, 6, 7, 9)] == [0, 5, 10, 25, 40, 45, 45]
+
+
+def test_equal_length_compares_what_both_decoded() -> None:
+    rows = summarise(
+        [
+            full("plain", "a", (10.0,) * 8, (1,) * 8),
+            full("tree", "a", (20.0, 20.0), (4, 0), identical=False),  # stopped after four tokens
+        ]
+    )
+    assert rows[1].speedup == 80 / 40  # what a wrong text would claim
+    assert rows[1].equal_length == 40 / 40
+    assert not rows[1].is_lossless
+
+
+def test_the_papers_window_leaves_the_first_draft_out() -> None:
+    rows = summarise([full("plain", "a", (60.0,), (1,)), full("tree", "a", (20.0, 10.0), (1, 1), first_draft_ms=10.0)])
+    assert (rows[1].speedup, rows[1].paper_window) == (2.0, 3.0)
+    assert rows[1].end_to_end == 65 / 35
+
+
+def test_replicates_are_means_of_one_prompt() -> None:
+    records = [full("plain", "a", (ms,), (1,), replicate=i) for i, ms in enumerate((30.0, 50.0))]
+    records += [full("tree", "a", (ms,), (1,), replicate=i) for i, ms in enumerate((10.0, 10.0))]
+    (_, tree) = summarise(records)
+    assert (tree.n, tree.replicates, tree.speedup, tree.replicate_speedups) == (1, 2, 4.0, (3.0, 5.0))
+
+
+def test_survival_and_stages_are_per_round() -> None:
+    record = full(
+        "tree", "a", (10.0, 10.0), (3, 1), accepted=(2, 0), passes=(1, 1), nodes=(63, 31),
+        draft_ms=6.0, build_ms=1.0, verify_ms=8.0, commit_ms=2.0, host_ms=3.0,
+    )  # fmt: skip
+    (row,) = summarise([record])
+    assert row.survival[:3] == (0.5, 0.5, 0.0)
+    assert (row.draft_ms, row.build_ms, row.verify_ms, row.commit_ms, row.host_ms) == (3, 0.5, 4, 1, 1.5)
+    assert (row.passes, row.nodes) == (1.0, 47.0)
+
+
+def test_margins_in_both_conventions() -> None:
+    """Captioning of Table 1, by its rounded milliseconds: -16.2 % of ours, and what that is of theirs."""
+    records = [full("plain", p, (24.25,), (1,)) for p in "ab"]
+    records += [full("eagle3", p, (11.21,), (1,)) for p in "ab"]
+    records += [full("tree", p, (13.38,), (1,)) for p in "ab"]
+    (margin,) = margins(records, "tree")
+    assert (margin.other, margin.wins, margin.n) == ("eagle3", 0, 2)
+    assert margin.over_ours == pytest.approx(-0.162, abs=5e-4)
+    assert margin.over_other == pytest.approx((11.21 - 13.38) / 11.21)
+    assert margins(records, "medusa") == []
+
+
+def test_drift_of_the_plain_arm() -> None:
+    records = [full("plain", str(i), (ms,), (1,), task="t") for i, ms in enumerate((10.0, 10.0, 11.0, 11.0))]
+    records += [full("plain", "z", (12.6,), (1,), task="u")]
+    found = drift(records)
+    assert found is not None
+    assert found.halves == {"t": pytest.approx(1.1)}
+    assert found.spread == pytest.approx(0.2)
+    assert drift(records[:0]) is None
+
+
+def test_a_projection_charges_the_measured_round() -> None:
+    records = [full("plain", "a", (10.0,) * 4, (1,) * 4), full("tree", "a", (30.0, 30.0), (2, 2))]
+    (found,) = project(records, charges(["tree=6"]))
+    assert (found.ms_per_round, found.ms_per_token, found.speedup, found.measured_tau) == (30, 5, 2, 2)
+    assert "not measured" in found.label
+    with pytest.raises(InputError, match="not among the drafting systems"):
+        project(records, {"eagle3": 3.0})
+    for bad in ("tree", "tree=x", "tree=0.5"):
+        with pytest.raises(InputError, match="charge-tau"):
+            charges([bad])
+
+
+def test_a_record_survives_json() -> None:
+    record = full("tree", "a", (1.5, 2.5), (2, 1), vision_ms=0.5)
+    assert record_of(json.loads(json.dumps(record.as_dict()))) == record
+    with pytest.raises(InputError, match="not a record"):
+        record_of({"system": "tree"})
+
+
+def test_advice_needs_an_interval_above_one() -> None:
+    def arms(tree: float, chain: float, prompts: str = "abcd") -> list[Record]:
+        times = {"plain": 10.0, "tree": tree, "chain": chain}
+        return [full(s, p, (ms + i / 10,), (1,)) for i, p in enumerate(prompts) for s, ms in times.items()]
+
+    assert advise(arms(5, 8)).choice == "tree"
+    assert advise(arms(8, 5)).choice == "chain"
+    assert advise(arms(15, 12)).choice == "off"
+    assert "below 1" in advise(arms(15, 12)).reason
+    assert "one prompt" in advise(arms(5, 8, "a")).reason

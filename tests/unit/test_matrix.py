@@ -59,8 +59,8 @@ def test_an_arm_knows_what_its_rounding_depends_on() -> None:
     arm = Arm("x", lambda t: lambda *_: (_, None), attention="eager", threads=2)  # type: ignore[arg-type, return-value]
     wanted = {**SETTINGS, "target": "tiny:qwen3", "attention": "eager", "threads": 2}
     assert arm.settings(target) == wanted
-    fixed = target.with_passes(FixedShape(16))
-    assert replace(arm, is_shaped=True).settings(fixed) == {**wanted, "passes": "fixed/16"}
+    fixed = target.with_passes(FixedShape(16, threads=3))
+    assert replace(arm, is_shaped=True).settings(fixed) == {**wanted, "passes": "fixed/16", "threads": 3}
     assert arm.settings(fixed)["passes"] == "free", "the model's forward knows no shape of ours"
     target.model._tp_size = 4
     assert arm.settings(target)["tensor_parallel"] == 4

@@ -27,7 +27,18 @@ def manifest(**settings: Any) -> dict[str, Any]:
         "cpu": _cpu_name(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "threads": torch.get_num_threads(),
+        "kernels": _kernels(),
         **settings,
+    }
+
+
+def _kernels() -> dict[str, Any]:
+    """What else decides which kernels run."""
+    return {
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "mkldnn": torch.backends.mkldnn.is_available(),  # type: ignore[no-untyped-call]
+        "cuda": torch.version.cuda,
+        "matmul_precision": torch.get_float32_matmul_precision(),
     }
 
 

@@ -2,52 +2,20 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from scipy.stats import bootstrap
 
-RESAMPLES = 8000
-SEED = 0
+from oneglance.bench.record import Record
+from oneglance.stats.bootstrap import NAN, Interval, resample_mean, resample_ratio
+from oneglance.stats.geometric import L
 
+__all__ = ["Record", "Row", "geomean", "paired_speedup", "summarise"]
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One generation of one system.
-
-    Attributes:
-        system, task, prompt: what and which.
-        token_ids: new tokens.
-        kept: tokens kept in each round, bonus included.
-        decode_ms: from the end of the target's prefill.
-        prefill_ms: the target's prefill.
-        identical: equal to the independent reference, token for token.
-        right, total, char_errors, num_chars: task score, where the task has a grader.
-        wording: of a caption, with what it names blanked out.
-        entropy_nats: mean next-token entropy of the reference.
-    """
-
-    system: str
-    task: str
-    prompt: str
-    token_ids: tuple[int, ...]
-    kept: tuple[int, ...]
-    decode_ms: float
-    prefill_ms: float
-    identical: bool
-    entropy_nats: float
-    right: int = 0
-    total: int = 0
-    char_errors: int = 0
-    num_chars: int = 0
-    wording: str = ""
-
-    @property
-    def decoded(self) -> int:
-        """Tokens after the first, which belongs to prefill."""
-        return len(self.token_ids) - 1
+STAGES = ("draft", "build", "verify", "commit", "host")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +23,28 @@ class Row:
     """One system on one task.
 
     Attributes:
-        n: prompts.
+        n: prompts; replicates: how often each was decoded.
         tokens: mean new tokens a prompt.
-        tau, tau_no_bonus: kept tokens a round, pooled over rounds, with and without the bonus; None for plain.
-        ms_per_token: mean over all decoded tokens.
+        tau, tau_no_bonus: kept tokens a round, pooled over rounds, with and without the bonus; tau_low, tau_high: 95 %,
+            prompts resampled. None for plain.
+        ms_per_token: mean over all decoded tokens, from the end of the target's prefill.
         speedup: plain over this system's milliseconds, summed over the same prompts (ratio of means).
         ci_low, ci_high: 95 % paired bootstrap over prompts.
         mean_of_ratios: mean over prompts of each prompt's own ratio.
+        paper_window: the same ratio of means in the paper's window, which opens after the first draft.
+        equal_length: the same ratio over equally many tokens of each pair; equal to ``speedup`` where texts do not
+            differ.
+        replicate_speedups: of each replicate alone.
+        end_to_end: the same ratio with prefill.
         wins: prompts on which this system was faster than plain.
-        identical: outputs equal to the independent reference.
-        score: share of right items; character_error_rate where the task is a transcription.
+        identical: outputs equal to the independent reference, out of n times replicates.
+        is_lossless: whether all of them were.
+        passes, nodes: draft passes and verified nodes a round, root excluded.
+        draft_ms, build_ms, verify_ms, commit_ms, host_ms: mean per round; build is None where a drafter's tree cannot
+            be told from its pass.
+        survival: share of rounds with a ≥ ℓ, ℓ = 1..L.
+        prefill_share, vision_share: of end-to-end time.
+        score: mean task score; metric: what it measures; character_error_rate where the task is a transcription.
         entropy_nats: mean next-token entropy of the target on this task.
         wordings: different wordings, for captions.
     """
@@ -86,6 +66,25 @@ class Row:
     character_error_rate: float | None
     entropy_nats: float
     wordings: int
+    replicates: int = 1
+    tau_low: float | None = None
+    tau_high: float | None = None
+    paper_window: float | None = None
+    equal_length: float | None = None
+    end_to_end: float | None = None
+    replicate_speedups: tuple[float, ...] = ()
+    is_lossless: bool = True
+    passes: float | None = None
+    nodes: float | None = None
+    draft_ms: float | None = None
+    build_ms: float | None = None
+    verify_ms: float | None = None
+    commit_ms: float | None = None
+    host_ms: float | None = None
+    survival: tuple[float, ...] = ()
+    prefill_share: float | None = None
+    vision_share: float | None = None
+    metric: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -95,7 +94,8 @@ def summarise(records: Sequence[Record]) -> list[Row]:
     """A row for each task and system, in order of appearance; speedups need the ``plain`` system among them."""
     tasks = list(dict.fromkeys(r.task for r in records))
     systems = list(dict.fromkeys(r.system for r in records))
-    return [_row([r for r in records if r.task == t and r.system == s], records) for t in tasks for s in systems]
+    own = {(t, s): [r for r in records if r.task == t and r.system == s] for t in tasks for s in systems}
+    return [_row(own[t, s], own.get((t, "plain"), [])) for t in tasks for s in systems if own[t, s]]
 
 
 def paired_speedup(plain_ms: Sequence[float], other_ms: Sequence[float]) -> tuple[float, float, float]:
@@ -104,20 +104,8 @@ def paired_speedup(plain_ms: Sequence[float], other_ms: Sequence[float]) -> tupl
     Args:
         plain_ms, other_ms: decode times of the same prompts, in the same order.
     """
-    plain, other = np.asarray(plain_ms, float), np.asarray(other_ms, float)
-    ratio = float(plain.sum() / other.sum())
-    if len(plain) < 2:
-        return ratio, float("nan"), float("nan")
-    interval = bootstrap(
-        (plain, other),
-        lambda a, b, axis: a.sum(axis=axis) / b.sum(axis=axis),
-        n_resamples=RESAMPLES,
-        paired=True,
-        vectorized=True,
-        method="percentile",
-        rng=np.random.default_rng(SEED),
-    ).confidence_interval
-    return ratio, float(interval.low), float(interval.high)
+    found = resample_ratio(plain_ms, other_ms)
+    return found.value, found.low, found.high
 
 
 def geomean(values: Sequence[float]) -> float:
@@ -125,33 +113,122 @@ def geomean(values: Sequence[float]) -> float:
     return float(np.exp(np.mean(np.log(values))))
 
 
-def _row(own: list[Record], records: Sequence[Record]) -> Row:
-    task, system = own[0].task, own[0].system
-    plain = {r.prompt: r for r in records if r.task == task and r.system == "plain"}
-    kept = [n for r in own for n in r.kept]
-    pairs = [(plain[r.prompt].decode_ms, r.decode_ms) for r in own if r.prompt in plain and r.decoded > 0]
-    speedup = low = high = ratios = wins = None
-    if system != "plain" and pairs:
-        speedup, low, high = paired_speedup(*zip(*pairs, strict=True))
-        ratios = float(np.mean([a / b for a, b in pairs]))
-        wins = sum(b < a for a, b in pairs)
+def pairs(one: Sequence[Record], two: Sequence[Record]) -> list[tuple[list[Record], list[Record]]]:
+    """Records of the same prompt by two systems, with something decoded by both; a list of replicates each."""
+    left, right = by_prompt(one), by_prompt(two)
+    both = [(left[prompt], right[prompt]) for prompt in left if prompt in right]
+    return [(a, b) for a, b in both if a[0].decoded > 0 and b[0].decoded > 0]
+
+
+def by_prompt(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """Replicates of each prompt."""
+    found: defaultdict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        found[record.prompt].append(record)
+    return found
+
+
+def mean_ms(records: Sequence[Record]) -> float:
+    """Decode time of one prompt, over its replicates."""
+    return float(np.mean([r.decode_ms for r in records]))
+
+
+def _row(own: list[Record], plain: list[Record]) -> Row:
+    system = own[0].system
     total, chars = sum(r.total for r in own), sum(r.num_chars for r in own)
+    metrics = {r.metric for r in own}
     return Row(
         system=system,
-        task=task,
-        n=len(own),
+        task=own[0].task,
+        n=len(by_prompt(own)),
         tokens=float(np.mean([len(r.token_ids) for r in own])),
-        tau=float(np.mean(kept)) if kept and system != "plain" else None,
-        tau_no_bonus=float(np.mean(kept)) - 1 if kept and system != "plain" else None,
         ms_per_token=sum(r.decode_ms for r in own) / max(1, sum(r.decoded for r in own)),
-        speedup=speedup,
-        ci_low=low,
-        ci_high=high,
-        mean_of_ratios=ratios,
-        wins=wins,
         identical=sum(r.identical for r in own),
+        is_lossless=all(r.identical for r in own),
         score=sum(r.right for r in own) / total if total else None,
         character_error_rate=sum(r.char_errors for r in own) / chars if chars else None,
         entropy_nats=float(np.mean([r.entropy_nats for r in own])),
         wordings=len({r.wording for r in own if r.wording}),
+        replicates=max(len(rs) for rs in by_prompt(own).values()),
+        metric=metrics.pop() if len(metrics) == 1 else None,
+        **_rounds(own),
+        **_stages(own),
+        **_shares(own),
+        **(_speedups(own, plain) if system != "plain" else _NO_SPEEDUP),
     )
+
+
+_NO_SPEEDUP: dict[str, Any] = dict.fromkeys(("speedup", "ci_low", "ci_high", "mean_of_ratios", "wins"))
+
+
+def _speedups(own: list[Record], plain: list[Record]) -> dict[str, Any]:
+    both = pairs(plain, own)
+    if not both:
+        return _NO_SPEEDUP
+    plain_ms, own_ms = [mean_ms(a) for a, _ in both], [mean_ms(b) for _, b in both]
+    speedup, low, high = paired_speedup(plain_ms, own_ms)
+    repeats = min(len(rs) for pair in both for rs in pair)
+    return {
+        "speedup": speedup,
+        "ci_low": low,
+        "ci_high": high,
+        "mean_of_ratios": float(np.mean([a / b for a, b in zip(plain_ms, own_ms, strict=True)])),
+        "wins": sum(b < a for a, b in zip(plain_ms, own_ms, strict=True)),
+        "paper_window": sum(plain_ms)
+        / sum(mean_ms(b) - float(np.mean([r.first_draft_ms for r in b])) for _, b in both),
+        "equal_length": _equal_length(both),
+        "end_to_end": _sum(both, 0, "end_to_end_ms") / _sum(both, 1, "end_to_end_ms"),
+        "replicate_speedups": tuple(
+            sum(a[i].decode_ms for a, _ in both) / sum(b[i].decode_ms for _, b in both) for i in range(repeats)
+        ),
+    }
+
+
+def _sum(both: list[tuple[list[Record], list[Record]]], side: int, name: str) -> float:
+    return float(sum(np.mean([getattr(r, name) for r in pair[side]]) for pair in both))
+
+
+def _equal_length(both: list[tuple[list[Record], list[Record]]]) -> float:
+    plain = own = 0.0
+    for a, b in both:
+        length = min(a[0].decoded, b[0].decoded)
+        plain += float(np.mean([r.ms_until(length) for r in a]))
+        own += float(np.mean([r.ms_until(length) for r in b]))
+    return plain / own if own > 0 else NAN
+
+
+def _rounds(own: list[Record]) -> dict[str, Any]:
+    """τ with its interval, survival, passes and nodes; nothing for plain decoding."""
+    kept = [n for r in own for n in r.kept]
+    if not kept or own[0].system == "plain":
+        return {"tau": None, "tau_no_bonus": None}
+    prompts = [r.prompt for r in own for _ in r.kept]
+    tau: Interval = resample_mean(kept, prompts)
+    accepted = np.array([n for r in own for n in r.accepted])
+    return {
+        "tau": tau.value,
+        "tau_no_bonus": tau.value - 1,
+        "tau_low": tau.low,
+        "tau_high": tau.high,
+        "passes": float(np.mean([n for r in own for n in r.passes])) if any(r.passes for r in own) else None,
+        "nodes": float(np.mean([n for r in own for n in r.nodes])) if any(r.nodes for r in own) else None,
+        "survival": tuple(float((accepted >= j).mean()) for j in range(1, L + 1)) if accepted.size else (),
+    }
+
+
+def _stages(own: list[Record]) -> dict[str, Any]:
+    """Mean milliseconds of each stage, per round; the host's part is whatever the others leave of the window."""
+    rounds = sum(len(r.kept) for r in own)
+    if not rounds or not any(r.verify_ms for r in own):
+        return {}
+    sums = {name: [getattr(r, f"{name}_ms") for r in own] for name in STAGES}
+    return {f"{n}_ms": None if None in values else float(sum(values)) / rounds for n, values in sums.items()}
+
+
+def _shares(own: list[Record]) -> dict[str, Any]:
+    whole = sum(r.end_to_end_ms for r in own)
+    vision = [r.vision_ms for r in own]
+    return {
+        "prefill_share": sum(r.prefill_ms for r in own) / whole if whole else None,
+        "vision_share": None if None in vision or not whole else float(sum(v or 0.0 for v in vision)) / whole,
+    }

@@ -3,94 +3,228 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
-from oneglance.bench.metrics import Record
+from oneglance.bench.cases import Case
+from oneglance.bench.record import Record
 from oneglance.core import Drafter, Generation, SamplingParams
 from oneglance.decoder import Decoder
 from oneglance.reference import Reference, reference
 from oneglance.targets.base import Target
-from oneglance.targets.chat import encode
 from oneglance.targets.state import Inputs
-from oneglance.tasks import grading, synthetic
-from oneglance.tasks.base import Example
+from oneglance.tasks.grading import Grade
+
+Bind = Callable[..., Drafter]  # of a target, and of options such as budget=
 
 
-def run(
-    target: Target,
-    systems: Mapping[str, Callable[[Target], Drafter]],
-    tasks: Sequence[str],
-    *,
-    limit: int,
-    max_new_tokens: int = 256,
-    warmup: int = 2,
-    shaped: Target | None = None,
-) -> Iterator[list[Record]]:
-    """Benchmark systems on held-out prompts of the built-in suite.
+@dataclass
+class Clock:
+    """Time spent in something that is called from inside a stage."""
 
-    The order of systems rotates from prompt to prompt; the first ``warmup`` prompts of each task are decoded once
-    more beforehand, untimed. The reference pass that identity and entropy come from is never timed.
+    ms: float = 0.0
+    num_calls: int = 0
+
+    def take(self) -> float:
+        """Milliseconds since the last call of this."""
+        ms, self.ms, self.num_calls = self.ms, 0.0, 0
+        return ms
+
+    def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function``, whose time is added up here."""
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            started = time.perf_counter()
+            result = function(*args, **kwargs)
+            self.ms += (time.perf_counter() - started) * 1e3
+            self.num_calls += 1
+            return result
+
+        return timed
+
+
+@dataclass
+class Arm:
+    """One system, bound to the target.
+
+    Attributes:
+        decoder: target and drafter.
+        build: time of the tree policy; None for drafters whose tree cannot be told from their pass.
+    """
+
+    decoder: Decoder
+    build: Clock | None = None
+
+    @classmethod
+    def of(cls, target: Target, bind: Bind) -> Arm:
+        drafter: Any = bind(target)
+        if not callable(getattr(drafter, "policy", None)):
+            return cls(Decoder(target, drafter))
+        clock = Clock()
+        drafter.policy = clock.wrap(drafter.policy)
+        return cls(Decoder(target, drafter), clock)
+
+
+@dataclass
+class Bench:
+    """Systems on prompts.
+
+    The order of systems rotates from prompt to prompt; the first ``warmup`` prompts of each task are decoded once more
+    beforehand, untimed. The reference pass that identity and entropy come from is never timed.
 
     Args:
         target: the frozen model.
         systems: name → drafter for a target.
-        tasks: task names.
-        limit: prompts a task.
-        max_new_tokens: cap.
+        params: cap and how tokens are chosen, with a seed where they are drawn.
         warmup: prompts a task decoded untimed first.
+        replicates: how often each prompt is decoded by each system.
+        scale: of the images, in resolution.
         shaped: the same target in passes of a fixed shape: systems other than ``plain`` run on it, and their identity
             is with single rows in passes of that shape.
-
-    Yields:
-        The records of one prompt, one a system.
     """
-    on = {name: target if shaped is None or name == "plain" else shaped for name in systems}
-    decoders = {name: Decoder(on[name], bind(on[name])) for name, bind in systems.items()}
-    names, params = list(decoders), SamplingParams(max_new_tokens=max_new_tokens)
-    for task in tasks:
-        for index, example in enumerate(synthetic.examples(task, split="eval", limit=limit)):
-            inputs = encode(target, example.prompt, images=[example.image])
-            truth = reference(target, inputs, max_new_tokens=max_new_tokens)
-            same_shape = truth if shaped is None else reference(shaped, inputs, max_new_tokens=max_new_tokens)
-            if index < warmup:
-                for decoder in decoders.values():
-                    _decode(decoder, inputs, params)
-            turn = index % len(names)
-            done = {name: _decode(decoders[name], inputs, params) for name in names[turn:] + names[:turn]}
-            yield [_record(name, example, done[name], truth if on[name] is target else same_shape) for name in names]
+
+    target: Target
+    systems: Mapping[str, Bind]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    warmup: int = 2
+    replicates: int = 1
+    scale: float = 1.0
+    shaped: Target | None = None
+
+    def run(self, cases: Sequence[Case], *, done: Sequence[tuple[str, str]] = ()) -> Iterator[list[Record]]:
+        """Decode each case by each system.
+
+        Args:
+            cases: prompts.
+            done: task and id of those that an earlier run finished.
+
+        Yields:
+            The records of one prompt, one a system and replicate.
+        """
+        arms = {name: Arm.of(self._target_of(name), bind) for name, bind in self.systems.items()}
+        names, finished = list(arms), set(done)
+        warmed: dict[str, int] = {}
+        for index, case in enumerate(cases):
+            if (case.task, case.id) in finished:
+                continue
+            inputs = case.encode(self.target, scale=self.scale)
+            truths = self._references(inputs)
+            if warmed.setdefault(case.task, 0) < self.warmup:
+                warmed[case.task] += 1
+                for arm in arms.values():
+                    self._decode(arm, inputs)
+            records: list[Record] = []
+            for replicate in range(self.replicates):
+                turn = (index + replicate) % len(names)
+                made = {
+                    n: self._record(n, case, arms[n], inputs, truths[n], replicate) for n in names[turn:] + names[:turn]
+                }
+                records += [made[name] for name in names]
+            yield records
+
+    def _target_of(self, system: str) -> Target:
+        return self.target if self.shaped is None or system == "plain" else self.shaped
+
+    def _references(self, inputs: Inputs) -> dict[str, Reference]:
+        """What each system's output is to equal."""
+        cap = self.params.max_new_tokens
+        plain = reference(self.target, inputs, max_new_tokens=cap, params=self.params)
+        shaped = plain
+        if self.shaped is not None:
+            shaped = reference(self.shaped, inputs, max_new_tokens=cap, params=self.params)
+        return {name: plain if self._target_of(name) is self.target else shaped for name in self.systems}
+
+    def _decode(self, arm: Arm, inputs: Inputs) -> tuple[Generation, float | None]:
+        """The generation, and what the vision encoder took."""
+        gc.collect()
+        gc.disable()  # a collection inside one arm and not the other is noise
+        try:
+            with vision_clock(arm.decoder.target) as clock:
+                stream = arm.decoder.stream_inputs(inputs, self.params)
+                for _ in stream:
+                    pass
+            return stream.generation, clock.ms if clock.num_calls else None
+        finally:
+            gc.enable()
+
+    def _record(self, system: str, case: Case, arm: Arm, inputs: Inputs, truth: Reference, replicate: int) -> Record:
+        if arm.build is not None:
+            arm.build.take()
+        done, vision_ms = self._decode(arm, inputs)
+        build = None if arm.build is None else arm.build.take()
+        rounds = done.rounds
+        draft, verify, commit = (
+            sum(getattr(r, f"t_{stage}_ms") for r in rounds) for stage in ("draft", "verify", "commit")
+        )
+        grade = Grade(0, 0) if case.grade is None else case.grade(done.text)
+        return Record(
+            system=system,
+            task=case.task,
+            prompt=case.id,
+            token_ids=tuple(done.token_ids),
+            kept=tuple(len(r.token_ids) for r in rounds),
+            decode_ms=done.decode_ms,
+            prefill_ms=done.prefill_ms,
+            identical=done.token_ids == truth.token_ids,
+            entropy_nats=_entropy(truth),
+            right=grade.right,
+            total=grade.total,
+            char_errors=grade.char_errors,
+            num_chars=grade.num_chars,
+            wording=grade.wording,
+            metric=case.metric,
+            replicate=replicate,
+            accepted=tuple(min(r.verdict.num_accepted, len(r.token_ids)) for r in rounds),
+            round_ms=tuple(r.t_draft_ms + r.t_verify_ms + r.t_commit_ms + r.t_host_ms for r in rounds),
+            passes=tuple(r.num_draft_passes for r in rounds),
+            nodes=tuple(len(r.tree) for r in rounds),
+            draft_ms=draft - (build or 0.0),
+            build_ms=build,
+            verify_ms=verify,
+            commit_ms=commit,
+            host_ms=max(0.0, done.decode_ms - draft - verify - commit),
+            first_draft_ms=rounds[0].t_draft_ms if rounds else 0.0,
+            vision_ms=vision_ms,
+            context=len(inputs.token_ids),
+        )
 
 
-def _decode(decoder: Decoder, inputs: Inputs, params: SamplingParams) -> Generation:
-    gc.collect()
-    gc.disable()  # a collection inside one arm and not the other is noise
+@contextmanager
+def vision_clock(target: Target) -> Iterator[Clock]:
+    """Time of the vision encoder, which runs in prefill alone; a clock without calls where there is none."""
+    clock, started = Clock(), [0.0]
+    encoder = target.model.get_encoder(modality="image") if target.takes_images else None
+    if encoder is None or encoder in (target.model, target.model.base_model):
+        yield clock
+        return
+
+    def begin(module: torch.nn.Module, args: Any) -> None:
+        _wait(target)
+        started[0] = time.perf_counter()
+
+    def end(module: torch.nn.Module, args: Any, output: Any) -> None:
+        _wait(target)
+        clock.ms += (time.perf_counter() - started[0]) * 1e3
+        clock.num_calls += 1
+
+    hooks = [encoder.register_forward_pre_hook(begin), encoder.register_forward_hook(end)]
     try:
-        stream = decoder.stream_inputs(inputs, params)
-        for _ in stream:
-            pass
-        return stream.generation
+        yield clock
     finally:
-        gc.enable()
+        for hook in hooks:
+            hook.remove()
 
 
-def _record(system: str, example: Example, done: Generation, truth: Reference) -> Record:
+def _wait(target: Target) -> None:
+    if target.device.type == "cuda":
+        torch.cuda.synchronize(target.device)
+
+
+def _entropy(truth: Reference) -> float:
     log_p = truth.rows.log_softmax(-1)
-    entropy = -torch.where(torch.isfinite(log_p), log_p.exp() * log_p, 0.0).sum(-1)
-    grade = grading.grade(example, done.text)
-    return Record(
-        system=system,
-        task=example.task,
-        prompt=example.id,
-        token_ids=tuple(done.token_ids),
-        kept=tuple(len(r.token_ids) for r in done.rounds),
-        decode_ms=done.decode_ms,
-        prefill_ms=done.prefill_ms,
-        identical=done.token_ids == truth.token_ids,
-        entropy_nats=float(entropy.mean()),
-        right=grade.right,
-        total=grade.total,
-        char_errors=grade.char_errors,
-        num_chars=grade.num_chars,
-        wording=grade.wording,
-    )
+    return float((-torch.where(torch.isfinite(log_p), log_p.exp() * log_p, 0.0).sum(-1)).mean())

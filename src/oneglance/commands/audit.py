@@ -54,7 +54,7 @@ CompareHf = Annotated[bool, typer.Option("--hf/--no-hf", help="Also compare with
 
 def audit(
     prompts: options.NumPrompts = 50,
-    tasks: options.Tasks = "all",
+    tasks: options.SuiteTasks = "all",
     budget: Budgets = None,
     tree: Trees = None,
     hf: CompareHf = True,

@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-import json as json_format
-import sys
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from oneglance.commands import opening, options, terminal
-from oneglance.commands.audit import choose_tasks
+from oneglance.commands import asking, measuring, opening, options, terminal
 from oneglance.core import InputError
 
-Systems = Annotated[
-    str,
-    typer.Option(
-        metavar="NAMES",
-        help="plain, plain-shaped, chain, tree, conditioned, ngram, two_model, eagle3, eagle3_tree, medusa: "
-        "comma-separated; weights follow an @, settings a colon: eagle3:num_passes=3@runs/reader-eagle3/head.",
-    ),
+Ours = Annotated[str, typer.Option(metavar="NAME", help="The system whose margins over the others are given.")]
+ChargeTau = Annotated[
+    list[str] | None,
+    typer.Option(metavar="SYSTEM=TAU", help="Project a system at this τ and its own round cost. Repeat for several."),
 ]
-Limit = Annotated[int, typer.Option(metavar="N", min=1, help="Held-out prompts a task.")]
-Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write rows, records and manifest as JSON here.")]
 
 
 def bench(
-    systems: Systems = "plain,chain,tree",
-    tasks: options.Tasks = "all",
-    limit: Limit = 20,
-    out: Out = None,
+    systems: measuring.Systems = "plain,chain,tree",
+    ours: Ours = "tree",
+    tasks: options.Tasks = None,
+    prompts: options.Prompts = None,
+    data: asking.Data = None,
+    limit: asking.Limit = 20,
+    replicates: measuring.Replicates = 1,
+    warmup: measuring.Warmup = 2,
+    charge_tau: ChargeTau = None,
+    out: measuring.Out = None,
     target: options.Target = options.BUILTIN,
     head: options.Head = None,
     budget: options.Budget = options.BUDGET,
@@ -47,89 +44,116 @@ def bench(
 ) -> None:
     """Time systems against plain decoding, prompt by prompt in one process.
 
-    Decode-only, batch one, from the end of the target's prefill. The speedup is a ratio of summed times with a paired
-    bootstrap interval over prompts; identity is against an independent plain loop. Exits with 1 if, in float32, an
-    output differs from it.
+    Decode-only, batch one, from the end of the target's prefill; the paper's window, which opens after the first draft,
+    is the column paper_window. The speedup is a ratio of summed times with a paired bootstrap interval over prompts;
+    identity is against an independent plain loop. Exits with 1 if, in float32, an output differs from it.
 
     With --fixed-shape, systems other than plain run packed passes of one shape, and their identity is with single rows
     in that shape: any difference is then a failure, in every dtype. plain-shaped is what that costs plain decoding;
     speedups are against ordinary plain decoding as ever.
     """
-    from dataclasses import asdict
-
+    from oneglance.bench import compare
     from oneglance.bench.manifest import manifest
     from oneglance.bench.metrics import geomean, summarise
-    from oneglance.bench.runner import run
-    from oneglance.bench.systems import prepare_systems
-    from oneglance.targets import open_fixed, open_target
+    from oneglance.bench.runner import Bench
+    from oneglance.targets import open_fixed
 
-    if max_new_tokens < 2:
-        raise InputError(f"a benchmark needs at least two new tokens, got --max-new-tokens {max_new_tokens}")
-    opening.check_tree(budget, None)
-    opening.set_threads(threads)
-    names, chosen = [n.strip() for n in systems.split(",") if n.strip()], choose_tasks(tasks)
-    own = head or (target if target.startswith("builtin:") else None)
-    bound = prepare_systems(names, own, budget=budget, target=target)
+    setup = measuring.Setup(target, head, budget, max_new_tokens, dtype, device, attention, threads, device_map)
+    setup.check()
+    charges = compare.charges(charge_tau or [])
+    names = measuring.names_of(systems)
     if "plain-shaped" in names and not fixed_shape:
         raise InputError("the system plain-shaped goes with --fixed-shape")
-    opened = open_target(target, dtype=dtype, device=device, device_map=device_map, attention=attention)
+    bound = setup.bind(names)
+    cases = asking.choose_cases(tasks, prompts, limit, data)
+    settings = setup.describe(cases, limit=limit, fixed_shape=fixed_shape)
+    opened = setup.open()
     shaped = open_fixed(opened, budget) if fixed_shape else None
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    records = []
-    quiet = json or not sys.stderr.isatty()
-    with Progress(*columns, console=Console(stderr=True), disable=quiet, transient=True) as progress:
-        bar = progress.add_task("decoding", total=limit * len(chosen))
-        for done in run(opened, bound, chosen, limit=limit, max_new_tokens=max_new_tokens, shaped=shaped):
-            records += done
-            progress.update(bar, advance=1, description=done[0].task)
+    params = opening.sampling(max_new_tokens)
+    runner = Bench(opened, bound, params, warmup=warmup, replicates=replicates, shaped=shaped)
+    records = measuring.measure(runner, cases, settings, out=out, show=not json)
     rows = summarise(records)
     gains = {s: [r.speedup for r in rows if r.system == s and r.speedup is not None] for s in names}
     result: dict[str, Any] = {
-        "manifest": manifest(
-            target=target,
-            head=head,
-            budget=budget,
-            dtype=dtype,
-            attention=attention,
-            limit=limit,
-            fixed_shape=fixed_shape,
-        ),
+        "manifest": manifest(**settings),
         "rows": [row.as_dict() for row in rows],
         "geomean_speedup": {system: geomean(values) for system, values in gains.items() if values},
+        "margins": compare.margins(records, ours),
+        "plain_drift": compare.drift(records),
+        "projections": compare.project(records, charges),
     }
-    if out is not None:
-        scratch = out.with_name(out.name + ".partial")
-        scratch.write_text(json_format.dumps({**result, "records": [asdict(r) for r in records]}, indent=1))
-        scratch.replace(out)
+    measuring.finish(out, result, records)
     if json:
         terminal.write_json(result)
     else:
-        _show(Console(highlight=False), result)
+        show(terminal.console(), terminal.as_object(result))
     judged = [r for r in records if dtype == "float32" or (fixed_shape and r.system != "plain")]
     if any(not record.identical for record in judged):
         raise typer.Exit(1)
 
 
-def _show(console: Console, result: dict[str, Any]) -> None:
+def show(console: Console, result: Mapping[str, Any]) -> None:
+    """Tables of a result, as JSON holds it."""
     rows = result["rows"]
     for task in dict.fromkeys(row["task"] for row in rows):
-        own = [row for row in rows if row["task"] == task]
-        score = "" if own[0]["score"] is None else f", score {own[0]['score']:.3f}"
-        title = f"{task}: {own[0]['n']} prompts, {own[0]['tokens']:.0f} tokens{score}, H {own[0]['entropy_nats']:.3f}"
-        table = Table(
-            "system", "τ", "ms/token", "speedup [95 %]", "wins", "identical", title=title, title_justify="left"
-        )
-        for row in own:
-            has_speedup = row["speedup"] is not None
-            table.add_row(
-                row["system"],
-                f"{row['tau']:.2f}" if row["tau"] else "",
-                f"{row['ms_per_token']:.2f}",
-                f"{row['speedup']:.2f} [{row['ci_low']:.2f}, {row['ci_high']:.2f}]" if has_speedup else "",
-                f"{row['wins']}/{row['n']}" if has_speedup else "",
-                f"{row['identical']}/{row['n']}",
-            )
-        console.print(table)
+        _show_task(console, [row for row in rows if row["task"] == task])
     for system, value in result["geomean_speedup"].items():
         console.print(f"{system}: geometric mean of the speedups {value:.2f}")
+    for m in result["margins"]:
+        console.print(
+            f"{m['task']}: {m['ours']} against {m['other']} {m['over_ours']:+.1%} of ours (Table 1)"
+            f"{_interval(m['low'], m['high'], '+.1%')}, {m['over_other']:+.1%} of theirs (Table 8), "
+            f"{m['wins']}/{m['n']} wins"
+        )
+    for p in result["projections"]:
+        console.print(
+            f"{p['task']}: {p['system']} charged with τ {p['tau']:.2f} instead of {p['measured_tau']:.2f}: "
+            f"{p['ms_per_token']:.2f} ms/token, speedup {p['speedup']:.2f} ({p['label']})"
+        )
+    steady = result["plain_drift"]
+    if steady is not None:
+        halves = ", ".join(f"{task} {value - 1:+.1%}" for task, value in steady["halves"].items())
+        console.print(f"plain arm: tasks within {steady['spread']:.1%} of one another; second half {halves or '–'}")
     console.print("τ: kept tokens a round, bonus included. H: mean next-token entropy of the target, nats.")
+
+
+def _show_task(console: Console, own: list[dict[str, Any]]) -> None:
+    first = own[0]
+    score = "" if first["score"] is None else f", score {first['score']:.3f}"
+    context = "" if first["prefill_share"] is None else f", prefill {first['prefill_share']:.0%} of plain"
+    title = f"{first['task']}: {first['n']} prompts, {first['tokens']:.0f} tokens{score}, H {first['entropy_nats']:.3f}"
+    names = (
+        "system",
+        "τ",
+        "ms/token",
+        "speedup [95 %]",
+        "paper's window",
+        "draft+build/verify/rest ms",
+        "wins",
+        "identical",
+    )
+    table = Table(*names, title=title + context, title_justify="left")
+    for row in own:
+        has_speedup = row["speedup"] is not None
+        table.add_row(
+            row["system"],
+            f"{row['tau']:.2f}" if row["tau"] else "",
+            f"{row['ms_per_token']:.2f}",
+            f"{row['speedup']:.2f}{_interval(row['ci_low'], row['ci_high'], '.2f')}" if has_speedup else "",
+            f"{row['paper_window']:.2f}" if has_speedup else "",
+            _stages(row),
+            f"{row['wins']}/{row['n']}" if has_speedup else "",
+            f"{row['identical']}/{row['n'] * row['replicates']}",
+        )
+    console.print(table)
+
+
+def _stages(row: Mapping[str, Any]) -> str:
+    if row["verify_ms"] is None:
+        return ""
+    draft = row["draft_ms"] + (row["build_ms"] or 0.0)
+    return f"{draft:.1f}/{row['verify_ms']:.1f}/{row['commit_ms'] + row['host_ms']:.1f}"
+
+
+def _interval(low: float | None, high: float | None, form: str) -> str:
+    return "" if low is None or high is None else f" [{low:{form}}, {high:{form}}]"

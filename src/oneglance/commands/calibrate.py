@@ -17,7 +17,7 @@ Out = Annotated[Path, typer.Option(metavar="FILE", rich_help_panel=options.OUTPU
 
 def calibrate_gate(
     prompts: options.NumPrompts = 30,
-    tasks: options.Tasks = "all",
+    tasks: options.SuiteTasks = "all",
     out: Out = Path("gate.json"),
     target: options.Target = options.BUILTIN,
     head: options.Head = None,

@@ -70,7 +70,7 @@ def collect(
     out: Out,
     target: options.Target = options.BUILTIN,
     prompts: options.Prompts = None,
-    tasks: options.NoTasksOr = None,
+    tasks: options.Tasks = None,
     split: SplitName = "train",
     limit: Limit = None,
     start: Start = 0,

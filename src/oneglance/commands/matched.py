@@ -82,8 +82,9 @@ def train_matched(
     drafters = arms(folder / "block" / "head", folder / "eagle3" / "head", target, budget=budget, depths=lengths)
     found: list[Score] = []
     for name, rows in corpora.items():
-        options_ = {"long_side": plan.image_long_side, "max_new_tokens": max_new_tokens}
-        found += scores(name, list(probe(target, drafters, rows[: max(chosen[name])], **options_)), chosen[name])
+        first = rows[: max(chosen[name])]
+        done = probe(target, drafters, first, long_side=plan.image_long_side, max_new_tokens=max_new_tokens)
+        found += scores(name, list(done), chosen[name])
     result = {"out": str(folder), "budget": budget, **trained, "probe": [score.as_dict() for score in found]}
     if json:
         terminal.write_json(result)

@@ -115,18 +115,23 @@ def prepare_others(
     """
     given = {}
     for text in baselines:
-        name, _, checkpoint = text.partition("=")
-        if name in besides or not checkpoint:
+        name, _, checkpoint = text.rpartition("=")
+        if not name or not checkpoint or _bare(name) in besides:
             raise InputError(f"--baseline takes NAME=CHECKPOINT of a drafter besides --drafter, got {text!r}")
         given[name] = prepare(name, checkpoint)
     ready, skipped = dict(given), {}
     for name in installed():
-        if name not in given and name not in besides:
+        if name not in besides and name not in map(_bare, given):
             try:
                 ready[name] = prepare(name, None)
             except InputError as error:
                 skipped[name] = str(error)
     return ready, skipped
+
+
+def _bare(name: str) -> str:
+    """A drafter's name without the settings that may follow it."""
+    return name.partition(":")[0]
 
 
 def check_out(path: Path) -> str | None:

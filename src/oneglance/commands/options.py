@@ -155,8 +155,8 @@ Prompts = Annotated[
 _TASKS = typer.Option(
     "--tasks", metavar="NAMES", rich_help_panel=DATA, help="Tasks of the built-in suite, comma-separated, or all."
 )
-Tasks = Annotated[str, _TASKS]
-NoTasksOr = Annotated[str | None, _TASKS]
+Tasks = Annotated[str | None, _TASKS]
+SuiteTasks = Annotated[str, _TASKS]  # of a command that takes nothing but the suite
 LongSide = Annotated[
     int,
     typer.Option(metavar="PX", min=0, rich_help_panel=DATA, help="Scale images down to this long side; 0 leaves them."),

@@ -7,17 +7,22 @@ import math
 import os
 import re
 import sys
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from oneglance.core import Generation
     from oneglance.decoder import Step
 
 # C0 but tab and newline, DEL, C1, and the marks that reorder a line: as escape sequences they could rewrite the screen
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 UNSAFE_IN_JSON = re.compile("[\x7f-\x9f\ud800-\udfff]")
+PIPE_WIDTH = 120
 ROUND_COLOURS = ("cyan", "yellow")
 
 
@@ -31,18 +36,35 @@ def visible(text: str) -> str:
     return CONTROL.sub(show, text)
 
 
-def write_json(value: object) -> None:
-    """One object on stdout, in plain text that any terminal survives; NaN and infinity, which JSON lacks, are null."""
-    text = json.dumps(_finite(value), ensure_ascii=False, indent=2, allow_nan=False)
-    sys.stdout.write(UNSAFE_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
+def plain(value: object) -> object:
+    """What JSON can hold: dataclasses and mappings as objects, arrays as lists, numbers that are not finite as null."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {own.name: plain(getattr(value, own.name)) for own in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(name): plain(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
+        return [plain(part) for part in value]
+    if hasattr(value, "tolist"):  # numpy's arrays and scalars
+        return plain(value.tolist())
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def as_object(value: object) -> dict[str, Any]:
+    """A dataclass or mapping as a JSON object."""
+    shown = plain(value)
+    assert isinstance(shown, dict)
+    return shown
+
+
+def to_json(value: object) -> str:
+    """JSON text that any terminal survives."""
+    text = json.dumps(plain(value), ensure_ascii=False, indent=2)
+    return UNSAFE_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def write_json(value: object) -> None:
+    """One object on stdout."""
+    sys.stdout.write(to_json(value) + "\n")
 
 
 def is_coloured(out: TextIO) -> bool:
@@ -66,6 +88,13 @@ def round_colour(step: Step) -> str | None:
     if step.round is None or not len(step.round.tree):
         return None
     return ROUND_COLOURS[step.round.index % len(ROUND_COLOURS)]
+
+
+def console() -> Console:
+    """Where tables go: as wide as the terminal, and wide enough for a table where there is none."""
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 
 class StreamPrinter:

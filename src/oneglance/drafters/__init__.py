@@ -23,11 +23,6 @@ DRAFTERS: dict[str, str] = {
 }
 
 
-def installed() -> dict[str, str]:
-    """Name → place of every drafter, this package's and other people's."""
-    return {**DRAFTERS, **{point.name: point.value for point in entry_points(group="oneglance.drafters")}}
-
-
 def prepare(name: str, head: str | None) -> Callable[..., Drafter]:
     """Load what a drafter needs before its target is opened.
 
@@ -44,10 +39,19 @@ def prepare(name: str, head: str | None) -> Callable[..., Drafter]:
         HeadError: its checkpoint cannot be loaded.
     """
     bare, settings = split(name)
-    known = installed()
+    known = _known()
     if bare not in known:
         raise InputError(f"unknown drafter {bare!r}; choose one of {', '.join(sorted(known))}")
     module, attribute = known[bare].split(":")
     factory: Any = getattr(import_module(module), attribute)
     bind: Callable[..., Drafter] = factory(head, **settings)
     return bind
+
+
+def installed() -> tuple[str, ...]:
+    """The names of all drafters, other packages' among them."""
+    return tuple(_known())
+
+
+def _known() -> dict[str, str]:
+    return {**DRAFTERS, **{point.name: point.value for point in entry_points(group="oneglance.drafters")}}

@@ -72,6 +72,9 @@ class BlockDrafter:
         branch_k: ranks looked at per offset; None means as many as the budget, which is exact, and with a rescorer at
             most ``CONDITIONED_RANKS``, which is not above that.
         rescorer: conditions each offset's candidates on the token before them; None leaves offsets independent.
+
+    Attributes:
+        watch: sees the logits (L, V) of every pass, where somebody keeps a log of rounds.
     """
 
     def __init__(
@@ -93,9 +96,11 @@ class BlockDrafter:
         self.target = target
         self.policy = policy
         self.budget = budget
+        self.branch_k = branch_k
         ranks = branch_k or (budget if rescorer is None else min(budget, CONDITIONED_RANKS))
         self.num_ranks = min(ranks, target.vocab_size)
         self.rescorer = rescorer
+        self.watch: Callable[[Tensor], None] | None = None
         self._name = name
         self._banned = torch.tensor(target.banned_ids, device=target.lm_head_device, dtype=torch.long)
 
@@ -124,6 +129,18 @@ class BlockDrafter:
         head = checkpoint.build(dtype=target.dtype, device=last.device)
         conditioned = rescorer.build(head, target) if rescorer else None
         return cls(head, target, name=checkpoint.name, rescorer=conditioned, **options)  # type: ignore[arg-type]
+
+    def with_budget(self, budget: int) -> BlockDrafter:
+        """The same head with trees of another size."""
+        return BlockDrafter(
+            self.head,
+            self.target,
+            name=self._name,
+            policy=self.policy,
+            budget=budget,
+            branch_k=self.branch_k,
+            rescorer=self.rescorer,
+        )
 
     @property
     def name(self) -> str | None:
@@ -174,6 +191,8 @@ class BlockDrafter:
         hidden = self._pass(root, draft_state, size)
         logits = self.target.lm_head(hidden.to(self.target.lm_head_device)).float()
         ids, log_q = candidates(logits, self._banned, self.num_ranks)
+        if self.watch is not None:
+            self.watch(logits)
         given = None
         if self.rescorer is not None and size > 2:
             states = hidden.to(self.target.lm_head_device)

@@ -46,13 +46,13 @@ class Arm:
 
     def settings(self, target: Target) -> dict[str, Any]:
         """What this arm's rounding depends on."""
-        own = settings_of(target)
+        own, passes = settings_of(target), target.passes if self.is_shaped else FreeShape()
         return {
             **own,
             "attention": self.attention or own["attention"],
-            "threads": self.threads,
+            "threads": getattr(passes, "threads", self.threads),  # a fixed shape holds its own
             "tensor_parallel": getattr(target.model, "tp_size", None) or 1,
-            "passes": target.passes.name if self.is_shaped else FreeShape().name,
+            "passes": passes.name,
         }
 
     def on(self, target: Target) -> Decode:
@@ -134,7 +134,7 @@ CONTROLS = (
     Pair("sdpa against eager", "control", PLAIN, "eager", ("attention",)),
     Pair("eager against sdpa", "control", PLAIN, "sdpa", ("attention",)),
     Pair("1 thread against 2", "control", PLAIN, "two threads", ("threads",)),
-    Pair("fixed shape against ordinary plain", "control", PLAIN, "ordinary", ("passes",)),
+    Pair("fixed shape against ordinary plain", "control", PLAIN, "ordinary", ("passes", "threads")),
     Pair("plain + gate (AR + gate)", "control", PLAIN, "plain + gate"),
 )
 

@@ -18,7 +18,12 @@ ROLES = ("system", "user", "assistant", "tool")
 
 
 def encode(
-    target: Target, prompt: str | Sequence[Message], *, images: Sequence[Any] = (), system: str | None = None
+    target: Target,
+    prompt: str | Sequence[Message],
+    *,
+    images: Sequence[Any] = (),
+    system: str | None = None,
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> Inputs:
     """Encode a prompt for a target.
 
@@ -28,9 +33,10 @@ def encode(
             ``{"type": "text", "text"}`` and ``{"type": "image", "image"}`` parts.
         images: image sources (see ``oneglance.images``) that go before the text of a plain prompt.
         system: system prompt.
+        tools: what the target may call, as the chat template takes them (OpenAI's ``tools``).
 
     Raises:
-        InputError: empty or malformed messages, or images for a text-only target.
+        InputError: empty or malformed messages, images for a text-only target, or tools for a template without them.
         ImageError: an image cannot be read.
     """
     messages, pictures = normalise(prompt, images=images, system=system)
@@ -38,11 +44,11 @@ def encode(
         raise InputError(f"{target.name} is a text-only target and takes no images; drop the image or choose a VLM")
     if not target.takes_images:
         messages = [{**m, "content": _joined_text(m["content"])} for m in messages]
-        encoded = target.tokenizer(_render(target, messages), **_TEXT)
+        encoded = target.tokenizer(_render(target, messages, tools), **_TEXT)
         return target.wrap({k: v for k, v in encoded.items() if k in ("input_ids", "attention_mask")})
     arguments: dict[str, Any] = {"images": pictures} if pictures else {}
     try:
-        encoded = target.processor(text=[_render(target, messages)], **arguments, **_TEXT)
+        encoded = target.processor(text=[_render(target, messages, tools)], **arguments, **_TEXT)
     except ValueError as error:  # placeholders typed into a text, an image of an impossible shape, …
         raise InputError(f"the target's processor refuses the prompt: {str(error).strip().splitlines()[0]}") from error
     return target.wrap({k: v for k, v in encoded.items() if k in ("input_ids", "attention_mask", *target.input_names)})
@@ -105,19 +111,24 @@ def _part(part: Mapping[str, Any], pictures: list[Image.Image]) -> dict[str, Any
     return {"type": "image"}
 
 
-def _render(target: Target, messages: list[dict[str, Any]]) -> str:
+def _render(target: Target, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
     renderer = target.chat_renderer
+    if tools and "tools" not in str(getattr(renderer, "chat_template", None)):
+        raise InputError(f"the chat template of {target.name} takes no tools; drop them or choose another target")
     if getattr(renderer, "chat_template", None) is None:
         if len(messages) > 1:
             raise InputError(f"{target.name} has no chat template: give one plain prompt, without a system prompt")
         return _joined_text(messages[0]["content"])
+    arguments: dict[str, Any] = {"tools": list(tools)} if tools else {}
     try:
-        text: str = renderer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        text: str = renderer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **arguments)
     except (TemplateError, TypeError, ValueError) as error:  # roles that must alternate, no system prompt, …
         said = str(error).strip() or type(error).__name__
         raise InputError(
             f"the target's chat template refuses the messages ({said.splitlines()[0]}); change their roles or order"
         ) from error
+    if any("\ud800" <= char <= "\udfff" for char in text):
+        raise InputError("the prompt holds half a surrogate pair; give valid Unicode text")
     return text
 
 

@@ -21,7 +21,7 @@ RELAXED: Final = 0.05
 class Grade:
     """How many of an answer's items are right; errors and characters for transcriptions."""
 
-    right: int
+    right: float
     total: int
     char_errors: int = 0
     num_chars: int = 0

@@ -78,7 +78,7 @@ def make_plan(
     Raises:
         InputError: fewer than two different pictures, or a bad override.
     """
-    pictures = _pictures(images)[:limit]
+    pictures = find_pictures(images)[:limit]
     if len(pictures) < 2:
         raise InputError(f"{images} holds {len(pictures)} different readable images; a head needs two at least")
     num_heldout = min(len(pictures) - 1, max(1, round(heldout_share * len(pictures))))
@@ -161,7 +161,7 @@ def check_target(target: Target) -> None:
         raise InputError(f"{target.name} is a text-only target; collect text prompts and train instead")
 
 
-def _pictures(folder: Path) -> list[tuple[str, Path]]:
+def find_pictures(folder: Path) -> list[tuple[str, Path]]:
     """(content hash, path) of each different readable picture, in order of the hash: a random but stable order."""
     if not folder.is_dir():
         raise InputError(f"there is no folder {folder}; --images takes a folder of pictures")

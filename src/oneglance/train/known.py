@@ -15,7 +15,7 @@ class KnownHead(BaseModel):
     """A head and the target it drafts for.
 
     Attributes:
-        kind: ``block`` loads here; ``eagle3`` is listed for comparison and does not.
+        kind: the drafter that loads it.
         source: who made it.
         licence: of the weights; unknown where it was not confirmed.
         zero_shot: made for another (text-only) target of the same geometry.

@@ -1,4 +1,4 @@
-"""Matched training: an EAGLE-3 head on the traces, schedule and batch of a block head, and both on one probe (app. D)."""
+"""Matched training (app. D): an EAGLE-3 head on a block head's traces, schedule and batch, and one probe for both."""
 
 from __future__ import annotations
 
@@ -177,7 +177,8 @@ def probe_sizes(asked: Sequence[int] | None, available: int) -> list[int]:
         InputError: more prompts were asked for than there are.
     """
     if asked is None:
-        return [*(size for size in SIZES if size < available), min(available, SIZES[-1])]
+        most = min(available, SIZES[-1])
+        return [*(size for size in SIZES if size < most), most]
     if max(asked) > available:
         raise InputError(f"a probe of {max(asked)} prompts was asked for and the traces hold {available}; collect more")
     return sorted(asked)

@@ -45,7 +45,7 @@ def read_prompts(path: Path) -> list[Prompt]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read prompts {path}: {error}") from error
-    found = [_prompt(line, path, number) for number, line in enumerate(lines, start=1) if line.strip()]
+    found = [prompt_of_line(line, path, number) for number, line in enumerate(lines, start=1) if line.strip()]
     if not found:
         raise InputError(f"{path} holds no prompts")
     return check_unique(found)
@@ -74,12 +74,25 @@ def check_unique(prompts: Iterable[Prompt]) -> list[Prompt]:
     return list(seen.values())
 
 
-def _prompt(line: str, path: Path, number: int) -> Prompt:
+def prompt_of_line(line: str, path: Path, number: int, *, default: str | None = None) -> Prompt:
+    """One line of such a file.
+
+    Args:
+        line: its text.
+        path: of the file, to which image paths are relative.
+        number: of the line, from 1.
+        default: the prompt of a line without one.
+
+    Raises:
+        InputError: the line is malformed.
+    """
     where = f"{path}, line {number}"
     try:
         raw = json.loads(line)
     except json.JSONDecodeError as error:
         raise InputError(f"{where} is not JSON: {error}") from error
+    if default is not None and isinstance(raw, dict):
+        raw.setdefault("prompt", default)
     if not isinstance(raw, dict) or not isinstance(raw.get("prompt"), str):
         raise InputError(f'{where} must be an object with a text "prompt"')
     unknown = sorted(raw.keys() - KEYS)

@@ -1,0 +1,69 @@
+"""Is it worth it here: tree, chain, or neither?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from oneglance.bench.metrics import mean_ms, pairs
+from oneglance.bench.record import Record
+from oneglance.stats.bootstrap import Interval, resample_mean, resample_ratio
+
+Choice = Literal["tree", "chain", "off"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One system on these prompts.
+
+    Attributes:
+        tau: kept tokens a round, prompts resampled.
+        speedup: over plain decoding, paired by prompt.
+        n: prompts.
+    """
+
+    tau: Interval
+    speedup: Interval
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What to do on prompts like these.
+
+    Attributes:
+        choice: the faster of tree and chain where its interval lies above 1, else off.
+        reason: in one sentence.
+        findings: by system.
+    """
+
+    choice: Choice
+    reason: str
+    findings: dict[str, Finding]
+
+
+def advise(records: Sequence[Record]) -> Advice:
+    """Judge a run of plain, chain and tree, all tasks together."""
+    plain = [r for r in records if r.system == "plain"]
+    findings = {}
+    for system in ("tree", "chain"):
+        own = [r for r in records if r.system == system]
+        both = [(mean_ms(a), mean_ms(b)) for a, b in pairs(plain, own)]
+        if both:
+            kept = [(n, r.prompt) for r in own for n in r.kept]
+            tau = resample_mean([n for n, _ in kept], [prompt for _, prompt in kept])
+            findings[system] = Finding(tau, resample_ratio([a for a, _ in both], [b for _, b in both]), len(both))
+    if not findings:
+        return Advice("off", "every answer is a single token, so there is nothing to draft", {})
+    best = max(findings, key=lambda system: findings[system].speedup.value)
+    found = findings[best].speedup
+    if found.low > 1:
+        choice: Choice = "tree" if best == "tree" else "chain"
+        return Advice(choice, f"{best} is {found.value:.2f} times as fast, and its interval lies above 1", findings)
+    if findings[best].n < 2:
+        return Advice("off", "one prompt gives no interval; ask more prompts", findings)
+    says = "lies below 1" if found.high < 1 else "includes 1"
+    return Advice(
+        "off", f"the best of the two, {best}, is {found.value:.2f} times as fast; its interval {says}", findings
+    )

@@ -1,0 +1,154 @@
+"""What is asked: prompts with their images, and how an answer is scored where that is known."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+
+from PIL import Image
+
+from oneglance.core import InputError
+from oneglance.images import load_image
+from oneglance.targets.base import Target
+from oneglance.targets.chat import encode
+from oneglance.targets.state import Inputs
+from oneglance.tasks import grading, synthetic
+from oneglance.tasks.base import Example
+from oneglance.tasks.catalogue import OfficialTask, load_task
+from oneglance.tasks.grading import Grade
+from oneglance.tasks.layouts import Item
+from oneglance.train.fit import find_pictures
+from oneglance.train.prompts import Prompt, read_prompts
+from oneglance.train.traces import open_source, shrink
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One prompt of a benchmark.
+
+    Attributes:
+        id: unique within its task.
+        task: family.
+        text: user text.
+        images: opened when the case is asked.
+        grade: scores an answer; None where nothing is known.
+        system: system prompt.
+        metric: what ``grade`` measures.
+    """
+
+    id: str
+    task: str
+    text: str
+    images: Callable[[], list[Image.Image]]
+    grade: Callable[[str], Grade] | None = None
+    system: str | None = None
+    metric: str | None = None
+
+    def encode(self, target: Target, *, scale: float = 1.0) -> Inputs:
+        """The prompt, as the target sees it; ``scale`` changes the images' resolution, up or down.
+
+        Raises:
+            ImageError: an image cannot be read.
+        """
+        pictures = [resize(image, scale) for image in self.images()]
+        return encode(target, self.text, images=pictures, system=self.system)
+
+
+def resize(image: Image.Image, scale: float) -> Image.Image:
+    """The image at ``scale`` times its resolution."""
+    if scale == 1.0:
+        return image
+    size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
+    return image.resize(size, Image.Resampling.BICUBIC)
+
+
+def suite(tasks: Sequence[str], limit: int) -> list[Case]:
+    """``limit`` held-out pages of each task of the built-in suite."""
+    return [_page(task, index) for task in tasks for index in range(limit)]
+
+
+def from_file(path: Path, limit: int | None = None) -> list[Case]:
+    """Prompts of a JSONL file (``train.prompts``), without a score.
+
+    Raises:
+        InputError: there is no such file, or a line is malformed.
+    """
+    return [from_prompt(prompt) for prompt in read_prompts(path)[:limit]]
+
+
+def official(names: Sequence[str], data: str, limit: int) -> list[Case]:
+    """``limit`` held-out examples of each official data set, chosen by hash, so that a larger limit only adds some.
+
+    Args:
+        names: keys of ``tasks.catalogue``.
+        data: a folder with the data set's own layout, or ``hf`` for the Hugging Face one.
+        limit: examples a task.
+
+    Raises:
+        InputError: no such task, or its files are not there.
+    """
+    return [_official(task, item) for task in map(load_task, names) for item in task.sample(data, limit)]
+
+
+def from_prompt(prompt: Prompt) -> Case:
+    """A case without a score."""
+    return Case(
+        prompt.id, prompt.task, prompt.text, lambda: [open_source(s) for s in prompt.images], system=prompt.system
+    )
+
+
+def prompt_set(cases: Iterable[Case]) -> str:
+    """A short hash of which prompts were asked, in which order: what two results must share to be compared."""
+    names = [(case.task, case.id, case.text) for case in cases]
+    return hashlib.sha256(json.dumps(names).encode()).hexdigest()[:12]
+
+
+def _official(task: OfficialTask, item: Item) -> Case:
+    def grade(answer: str) -> Grade:
+        return Grade(task.score(answer, item.answers), 1)
+
+    def images() -> list[Image.Image]:
+        return [shrink(load_image(source), task.long_side_px) for source in item.find()]
+
+    has_answers = bool(item.answers) and task.metric != "none"
+    return Case(item.id, task.name, task.ask(item), images, grade if has_answers else None, metric=task.metric)
+
+
+def _page(task: str, index: int) -> Case:
+    example = _draw(task, index)
+    return Case(
+        example.id,
+        task,
+        example.prompt,
+        lambda: [_draw(task, index).image],
+        lambda answer: grading.grade(_draw(task, index), answer),
+        metric="items",
+    )
+
+
+@lru_cache(maxsize=16)
+def _draw(task: str, index: int) -> Example:
+    return synthetic.draw(task, index, split="eval")
+
+
+def own_images(folder: Path, questions: Sequence[str], limit: int) -> list[Case]:
+    """A question about each picture of a folder, questions taking turns; without a score.
+
+    Raises:
+        InputError: the folder does not exist or holds no readable picture.
+    """
+    pictures = find_pictures(folder)[:limit]
+    if not pictures:
+        raise InputError(f"{folder} holds no readable images")
+    return [
+        Case(sha[:16], folder.name or "images", questions[index % len(questions)], partial(_load, path))
+        for index, (sha, path) in enumerate(pictures)
+    ]
+
+
+def _load(path: Path) -> list[Image.Image]:
+    return [load_image(str(path))]

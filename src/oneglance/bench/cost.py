@@ -1,0 +1,166 @@
+"""What a round costs, part by part, in one process (Table 11), and round time against draft passes (§5.2)."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from scipy.stats import linregress
+
+from oneglance.bench.record import Record
+from oneglance.core import EMPTY_TREE, TokenTree
+from oneglance.stats.bootstrap import NAN
+from oneglance.targets.base import Target
+from oneglance.targets.state import Inputs
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """One system's round, in milliseconds a round.
+
+    Attributes:
+        system, budget: which.
+        t_plain_ms: the plain arm's whole step, host included.
+        t_draft_ms: draft pass and tree; t_build_ms: of it, the tree, None where that cannot be told.
+        t_verify_ms: the packed pass over N + 1 rows.
+        t_host_ms: everything else: accept, commit, text.
+        host_share: of the round.
+        round_ms: all of it; rounds: how many.
+        round_over_plain: round_ms over t_plain_ms: what τ must exceed for a speedup.
+        passes: draft passes a round.
+    """
+
+    system: str
+    budget: int
+    t_plain_ms: float
+    t_draft_ms: float
+    t_build_ms: float | None
+    t_verify_ms: float
+    t_host_ms: float
+    host_share: float
+    round_ms: float
+    rounds: int
+    round_over_plain: float
+    passes: float
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyCost:
+    """One packed pass over N nodes and the root, on one prompt's state: median of ``repeats``, and its quartiles."""
+
+    nodes: int
+    ms: float
+    low_ms: float
+    high_ms: float
+    repeats: int
+
+
+@dataclass(frozen=True, slots=True)
+class Regression:
+    """Round time on draft passes a round, over arms.
+
+    Attributes:
+        constant_ms, per_pass_ms: the line; nan where ``reason`` says why there is none.
+        in_plain_steps: the constant over a plain step.
+        r2, num_arms: of the fit.
+    """
+
+    constant_ms: float
+    per_pass_ms: float
+    in_plain_steps: float
+    r2: float
+    num_arms: int
+    reason: str | None = None
+
+
+def costs(records: Sequence[Record], budgets: dict[str, int]) -> list[Cost]:
+    """Parts of a round of every drafting system, from a run with a plain arm."""
+    plain = [r for r in records if r.system == "plain"]
+    step = sum(r.decode_ms for r in plain) / sum(len(r.kept) for r in plain)
+    found = []
+    for system in dict.fromkeys(r.system for r in records if r.system != "plain"):
+        own = [r for r in records if r.system == system]
+        rounds = sum(len(r.kept) for r in own)
+        build = None if any(r.build_ms is None for r in own) else sum(r.build_ms or 0.0 for r in own) / rounds
+        draft = sum(r.draft_ms for r in own) / rounds + (build or 0.0)
+        verify = sum(r.verify_ms for r in own) / rounds
+        host = sum(r.commit_ms + r.host_ms for r in own) / rounds
+        whole = sum(r.decode_ms for r in own) / rounds
+        found.append(
+            Cost(
+                system=system,
+                budget=budgets[system],
+                t_plain_ms=step,
+                t_draft_ms=draft,
+                t_build_ms=build,
+                t_verify_ms=verify,
+                t_host_ms=host,
+                host_share=host / whole,
+                round_ms=whole,
+                rounds=rounds,
+                round_over_plain=whole / step,
+                passes=sum(sum(r.passes) for r in own) / rounds,
+            )
+        )
+    return found
+
+
+def verify_costs(target: Target, inputs: Inputs, sizes: Sequence[int], *, repeats: int = 20) -> list[VerifyCost]:
+    """Time packed passes of N nodes on one prefilled prompt; sizes take turns, so that a drift hits all of them."""
+    state = target.prefill(inputs)
+    root = int(state.last_row.argmax())
+    trees = {size: _bush(size) for size in sizes}
+    times: dict[int, list[float]] = {size: [] for size in sizes}
+    for turn in range(repeats + 2):  # two to warm up
+        for size, tree in trees.items():
+            took = _timed(target, lambda tree=tree: target.verify(state, root, tree))  # type: ignore[misc]
+            target.rollback(state)
+            if turn >= 2:
+                times[size].append(took)
+    found = []
+    for size, own in times.items():
+        low, middle, high = statistics.quantiles(own, n=4)
+        found.append(VerifyCost(size, middle, low, high, repeats))
+    return found
+
+
+def regress(found: Sequence[Cost]) -> Regression:
+    """The paper's line: round time = constant + slope × sequential draft passes."""
+    if len({round(cost.passes, 1) for cost in found}) < 2:
+        reason = "all arms have the same number of draft passes; add a sequential drafter with --systems"
+        return Regression(NAN, NAN, NAN, NAN, len(found), reason)
+    line = linregress([cost.passes for cost in found], [cost.round_ms for cost in found])
+    constant = float(line.intercept)
+    r2 = float(line.rvalue**2)
+    return Regression(constant, float(line.slope), constant / found[0].t_plain_ms, r2, len(found))
+
+
+def _bush(size: int) -> TokenTree:
+    """A tree of that many nodes, four a level on the first node of the level above: what it proposes costs nothing."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    depths: list[int] = []
+    tip = 0
+    for node in range(1, size + 1):
+        if node > 1 and (node - 1) % 4 == 0:
+            tip = node - 4
+        tokens.append(node % 4)
+        parents.append(tip)
+        depths.append((depths[tip - 1] if tip else 0) + 1)
+    return TokenTree(tuple(tokens), tuple(parents), tuple(depths)) if size else EMPTY_TREE
+
+
+def _timed(target: Target, call: Callable[[], object]) -> float:
+    _wait(target)
+    started = time.perf_counter()
+    call()
+    _wait(target)
+    return (time.perf_counter() - started) * 1e3
+
+
+def _wait(target: Target) -> None:
+    if target.device.type == "cuda":
+        torch.cuda.synchronize(target.device)

@@ -1,0 +1,70 @@
+"""What a run has finished, a JSON line at a time, so that a killed one goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from oneglance.core import InputError
+from oneglance.train.runlog import write_atomically
+from oneglance.train.traces import append_lines, read_lines
+
+SETTINGS = ".run.json"
+
+
+class Journal:
+    """Lines in a file, with the settings that made them beside it.
+
+    Args:
+        path: of the lines.
+        settings: everything that the lines depend on.
+
+    Attributes:
+        lines: what an earlier run with the same settings finished.
+
+    Raises:
+        InputError: the file holds lines made with other settings, or cannot be read or written.
+    """
+
+    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+        self.path = path
+        beside = path.with_name(path.name + SETTINGS)
+        wanted = json.loads(json.dumps(settings))
+        try:
+            self.lines = read_lines(path)
+            stored = json.loads(beside.read_text(encoding="utf-8"))["settings"] if beside.is_file() else None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"cannot go on with {path}: {error}; choose another --out") from error
+        if (path.is_file() or beside.is_file()) and stored != wanted:
+            raise InputError(
+                f"{path} was made with other settings ({_difference(stored, wanted)}); choose another --out"
+            )
+        self._beside = beside
+
+    def describe(self, manifest: dict[str, Any], settings: dict[str, Any]) -> None:
+        """Write the settings and the manifest beside the lines."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._beside, json.dumps({"settings": settings, "manifest": manifest}, indent=1))
+
+    def append(self, lines: list[dict[str, Any]]) -> None:
+        """Add finished lines; a torn one of a killed run goes first."""
+        append_lines(self.path, lines)
+
+    def keep(self, lines: list[dict[str, Any]]) -> None:
+        """Rewrite the file with these lines alone."""
+        self.lines = lines
+        write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in lines))
+
+    @staticmethod
+    def remove_at(path: Path) -> None:
+        """Drop lines and settings: the run is complete and its result is elsewhere."""
+        path.unlink(missing_ok=True)
+        path.with_name(path.name + SETTINGS).unlink(missing_ok=True)
+
+
+def _difference(stored: Any, wanted: dict[str, Any]) -> str:
+    if not isinstance(stored, dict):
+        return "none are stored beside it"
+    name = next(key for key in [*wanted, *stored] if stored.get(key) != wanted.get(key))
+    return f"{name} {stored.get(name)!r}, now {wanted.get(name)!r}"

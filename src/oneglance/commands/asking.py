@@ -1,0 +1,56 @@
+"""From options to the prompts of a measurement."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from oneglance.commands import options
+from oneglance.commands.audit import choose_tasks
+from oneglance.core import InputError
+
+if TYPE_CHECKING:
+    from oneglance.bench.cases import Case
+
+Limit = Annotated[int, typer.Option(metavar="N", min=1, rich_help_panel=options.DATA, help="Held-out prompts a task.")]
+
+
+Data = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FOLDER|hf",
+        rich_help_panel=options.DATA,
+        help="--tasks names official data sets, which lie here, or on the hub ([data]).",
+    ),
+]
+
+
+def choose_cases(tasks: str | None, prompts: Path | None, limit: int, data: str | None = None) -> list[Case]:
+    """The prompts of tasks, all of the suite's if nothing was named, of official data sets, or of a file.
+
+    Raises:
+        InputError: both sources, or a bad one.
+    """
+    from oneglance.bench.cases import from_file, official, suite
+
+    if tasks is not None and prompts is not None:
+        raise InputError("give --tasks or --prompts, not both")
+    if data is not None:
+        if tasks is None:
+            raise InputError("--data needs --tasks, the names of official data sets")
+        return official([name.strip() for name in tasks.split(",") if name.strip()], data, limit)
+    if prompts is not None:
+        return from_file(prompts, limit)
+    return suite(choose_tasks(tasks or "all"), limit)
+
+
+def bar(*, show: bool) -> Progress:
+    """A progress bar with the time that is left, on a terminal only."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    quiet = not (show and sys.stderr.isatty())
+    return Progress(*columns, console=Console(stderr=True), disable=quiet, transient=True)

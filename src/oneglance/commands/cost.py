@@ -1,0 +1,141 @@
+"""``oneglance cost``: what a round costs, part by part, in one process (Table 11)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from oneglance.commands import asking, measuring, opening, options, terminal
+from oneglance.core import InputError
+
+Systems = Annotated[str, typer.Option(metavar="NAMES", help="Drafting systems, comma-separated; the first one leads.")]
+Budgets = Annotated[
+    str | None, typer.Option(metavar="N,N,…", help="More budgets of each system, for the regression on draft passes.")
+]
+Sizes = Annotated[str, typer.Option(metavar="N,N,…", help="Nodes of the packed passes that are timed alone.")]
+Repeats = Annotated[int, typer.Option(metavar="N", min=2, help="How often each packed pass is timed.")]
+
+
+def cost(
+    systems: Systems = "tree",
+    budgets: Budgets = None,
+    sizes: Sizes = "0,15,31,47,63,127",
+    repeats: Repeats = 20,
+    tasks: options.Tasks = None,
+    prompts: options.Prompts = None,
+    data: asking.Data = None,
+    limit: asking.Limit = 5,
+    target: options.Target = options.BUILTIN,
+    head: options.Head = None,
+    budget: options.Budget = options.BUDGET,
+    max_new_tokens: options.MaxNewTokens = options.MAX_NEW_TOKENS,
+    dtype: options.Dtype = "float32",
+    device: options.Device = None,
+    attention: options.Attention = "sdpa",
+    threads: options.Threads = None,
+    json: options.Json = False,
+) -> None:
+    """Time a plain step, the draft, the packed pass and the rest of a round, in one process.
+
+    Also packed passes of several sizes alone, and round time regressed on draft passes a round, where the systems
+    differ in them.
+    """
+    from functools import partial
+
+    from oneglance.bench import cost as parts
+    from oneglance.bench.manifest import manifest
+    from oneglance.bench.runner import Bench
+
+    setup = measuring.Setup(target, head, budget, max_new_tokens, dtype, device, attention, threads)
+    setup.check()
+    names = [name for name in measuring.names_of(systems) if name != "plain"]
+    if not names:
+        raise InputError("cost needs a drafting system; name one with --systems")
+    more = numbers("--budgets", budgets or "", 1)
+    nodes = numbers("--sizes", sizes, 0)
+    bound = setup.bind(["plain", *names])
+    sized = dict.fromkeys(names, budget)
+    for name in names:
+        for size in more:
+            bound[f"{name}/{size}"] = partial(bound[name], budget=size)
+            sized[f"{name}/{size}"] = size
+    cases = asking.choose_cases(tasks, prompts, limit, data)
+    settings = setup.describe(cases, limit=limit)
+    opened = setup.open()
+    runner = Bench(opened, bound, opening.sampling(max_new_tokens))
+    records = measuring.measure(runner, cases, settings, out=None, show=not json)
+    found = parts.costs(records, sized)
+    first = found[0]
+    result: dict[str, Any] = {
+        **{key: getattr(first, key) for key in ("t_plain_ms", "t_draft_ms", "t_build_ms", "t_verify_ms", "t_host_ms")},
+        **{key: getattr(first, key) for key in ("host_share", "budget", "round_ms", "round_over_plain", "system")},
+        "systems": found,
+        "verify": parts.verify_costs(opened, cases[0].encode(opened), nodes, repeats=repeats),
+        "regression": parts.regress(found),
+        "manifest": manifest(**settings),
+    }
+    if json:
+        terminal.write_json(result)
+    else:
+        _show(terminal.console(), terminal.as_object(result))
+
+
+def numbers(option: str, text: str, least: int) -> list[int]:
+    """Whole numbers of a comma-separated list.
+
+    Raises:
+        InputError: it is none.
+    """
+    try:
+        found = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError as error:
+        raise InputError(f"{option} takes whole numbers such as 15,31,63, got {text!r}") from error
+    if any(number < least for number in found):
+        raise InputError(f"{option} must be at least {least}, got {text!r}")
+    return found
+
+
+def _show(console: Console, result: dict[str, Any]) -> None:
+    names = (
+        "system",
+        "budget",
+        "draft",
+        "of it tree",
+        "verify",
+        "host",
+        "host share",
+        "round",
+        "in plain steps",
+        "passes",
+    )
+    title = f"milliseconds a round; a plain step takes {result['t_plain_ms']:.2f}"
+    table = Table(*names, title=title, title_justify="left")
+    for c in result["systems"]:
+        table.add_row(
+            c["system"],
+            str(c["budget"]),
+            f"{c['t_draft_ms']:.2f}",
+            "–" if c["t_build_ms"] is None else f"{c['t_build_ms']:.2f}",
+            f"{c['t_verify_ms']:.2f}",
+            f"{c['t_host_ms']:.2f}",
+            f"{c['host_share']:.1%}",
+            f"{c['round_ms']:.2f}",
+            f"{c['round_over_plain']:.2f}",
+            f"{c['passes']:.2f}",
+        )
+    console.print(table)
+    passes = Table("nodes", "ms", "quartiles", title="one packed pass alone", title_justify="left")
+    for v in result["verify"]:
+        passes.add_row(str(v["nodes"]), f"{v['ms']:.2f}", f"{v['low_ms']:.2f}–{v['high_ms']:.2f}")
+    console.print(passes)
+    line = result["regression"]
+    if line["reason"]:
+        console.print(f"no regression on draft passes: {line['reason']}")
+    else:
+        console.print(
+            f"round = {line['constant_ms']:.2f} ms + {line['per_pass_ms']:.2f} ms a draft pass over {line['num_arms']} "
+            f"arms (R² {line['r2']:.2f}); the constant is {line['in_plain_steps']:.2f} plain steps"
+        )

@@ -1,0 +1,112 @@
+"""From round logs to their rounds: what ``law``, ``tail`` and ``width`` share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from oneglance.commands import options
+from oneglance.core import InputError
+
+if TYPE_CHECKING:
+    from oneglance.stats.law import Method
+    from oneglance.stats.rounds import RoundLog
+
+Files = Annotated[list[Path], typer.Argument(metavar="LOG...", help="Round logs that 'oneglance rounds' wrote.")]
+Tasks = Annotated[str | None, typer.Option(metavar="NAMES", help="Only these tasks of the log, comma-separated.")]
+Estimator = Annotated[
+    str, typer.Option("--method", metavar="ml|ls", help="Maximum likelihood, or least squares of the mean.")
+]
+Figures = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER", rich_help_panel=options.OUTPUT, help="Draw figures here, as PNG and PDF ([report])."
+    ),
+]
+POOLED = "pooled"
+
+
+def read(files: list[Path], tasks: str | None) -> RoundLog:
+    """The drafted rounds of the logs, of the named tasks.
+
+    Raises:
+        InputError: a log cannot be read, mixes budgets, or lacks a task.
+    """
+    from oneglance.stats.rounds import RoundLog, read_rounds
+
+    rows = tuple(row for file in files for row in read_rounds(file).drafted.rows)
+    if not rows:
+        raise InputError("no round of the log could have accepted anything; write one with more new tokens")
+    runs = sorted({row.run for row in rows})
+    if len(runs) > 1:
+        raise InputError(f"the logs hold rounds of {' and '.join(runs)}; a fit is of one drafter, tree and budget")
+    if tasks is None:
+        return RoundLog(rows)
+    log = RoundLog(rows)
+    wanted = [name.strip() for name in tasks.split(",") if name.strip()]
+    unknown = [name for name in wanted if name not in log.tasks]
+    if unknown or not wanted:
+        raise InputError(f"the log has no task {', '.join(unknown) or tasks!r}; it has {', '.join(log.tasks)}")
+    return RoundLog(tuple(row for row in rows if row.task in wanted))
+
+
+def method(name: str) -> Method:
+    """The estimator of that name.
+
+    Raises:
+        InputError: there is none.
+    """
+    if name == "ml":
+        return "ml"
+    if name == "ls":
+        return "ls"
+    raise InputError(f"--method takes ml or ls, got {name!r}")
+
+
+def vocab_size(files: list[Path]) -> int | None:
+    """Rows of the target's lm_head, from what stands beside the logs; None where nothing does."""
+    sizes = {_settings(file).get("vocab_size") for file in files}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def draw(folder: Path | None, figures: Mapping[str, Any]) -> list[str]:
+    """Save figures under their names, as PNG and PDF; the paths.
+
+    Args:
+        folder: made where it is missing; None draws nothing.
+        figures: name → a function that draws.
+
+    Raises:
+        InputError: matplotlib is missing, or the folder cannot be written.
+    """
+    if folder is None:
+        return []
+    from oneglance.report.figures import save
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        made = []
+        for name, make in figures.items():
+            figure = make()
+            for suffix in ("png", "pdf"):
+                path = folder / f"{name}.{suffix}"
+                save(figure, path)
+                made.append(str(path))
+    except OSError as error:
+        raise InputError(f"cannot write figures to {folder}: {error.strerror}") from error
+    return made
+
+
+def _settings(log: Path) -> dict[str, Any]:
+    from oneglance.bench.journal import SETTINGS
+
+    beside = log.with_name(log.name + SETTINGS)
+    try:
+        found: dict[str, Any] = json.loads(beside.read_text(encoding="utf-8"))["settings"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return found

@@ -1,0 +1,188 @@
+"""``oneglance rounds``: a row a round, for the entropy law and its tests."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from oneglance.commands import asking, opening, options, terminal
+from oneglance.core import InputError
+
+if TYPE_CHECKING:
+    from oneglance.bench.journal import Journal
+
+Out = Annotated[
+    Path,
+    typer.Option(metavar="FILE", rich_help_panel=options.OUTPUT, help="JSONL log; a killed run is gone on with."),
+]
+Marginals = Annotated[
+    bool,
+    typer.Option(
+        "--marginals",
+        rich_help_panel=options.OUTPUT,
+        help="Also keep log q of each offset's 64 best tokens, in FILE.marginals, for the width replay.",
+    ),
+]
+
+
+def rounds(
+    out: Out = Path("rounds.jsonl"),
+    marginals: Marginals = False,
+    tasks: options.Tasks = None,
+    prompts: options.Prompts = None,
+    data: asking.Data = None,
+    limit: asking.Limit = 20,
+    target: options.Target = options.BUILTIN,
+    head: options.Head = None,
+    drafter: options.Drafter = "block",
+    tree: options.Tree = "best_first",
+    budget: options.Budget = options.BUDGET,
+    branch_k: options.BranchK = None,
+    max_new_tokens: options.MaxNewTokens = options.MAX_NEW_TOKENS,
+    temperature: options.Temperature = 0.0,
+    seed: options.Seed = 0,
+    gate: options.Gate = "off",
+    dtype: options.Dtype = "float32",
+    device: options.Device = None,
+    device_map: options.DeviceMap = None,
+    attention: options.Attention = "sdpa",
+    threads: options.Threads = None,
+    json: options.Json = False,
+) -> None:
+    """Write a row a round: entropy at the root, accepted length, and what the drafter gave the target's own tokens.
+
+    Entropy, top probability and gap are of the target's own row, before any processor or temperature. The log is what
+    the commands law, tail and width read; a killed run goes on where it stopped.
+    """
+    from oneglance.bench.journal import Journal
+    from oneglance.bench.manifest import manifest
+    from oneglance.bench.roundlog import SIDECAR_RANKS, record
+
+    if max_new_tokens < 2:
+        raise InputError(f"a round log needs at least two new tokens, got --max-new-tokens {max_new_tokens}")
+    margin = opening.gate(gate)
+    opening.sampling(max_new_tokens, temperature=temperature, seed=seed or 0)
+    cases = asking.choose_cases(tasks, prompts, limit, data)
+    decoder = opening.open_decoder(
+        target,
+        head,
+        drafter=drafter,
+        tree=tree,
+        budget=budget,
+        branch_k=branch_k,
+        dtype=dtype,
+        device=device,
+        device_map=device_map,
+        attention=attention,
+        threads=threads,
+    )
+    params = opening.sampling(
+        max_new_tokens, temperature=temperature, seed=seed or 0, gate=_delta(margin, decoder.target)
+    )
+    settings: dict[str, Any] = {
+        "target": target,
+        "head": head,
+        "drafter": drafter,
+        "tree": tree,
+        "budget": budget,
+        "branch_k": branch_k,
+        "max_new_tokens": max_new_tokens,
+        "temperature": temperature,
+        "seed": seed or 0,
+        "gate": params.gate,
+        "dtype": dtype,
+        "attention": attention,
+        "marginals": marginals,
+        "vocab_size": decoder.target.vocab_size,
+    }
+    journal = Journal(out, settings)
+    finished = _finished(journal)
+    journal.describe(manifest(**settings), settings)
+    name = f"{drafter}/{tree}/{budget}"
+    fell_back = 0
+    with asking.bar(show=not json) as progress:
+        going = progress.add_task("decoding", total=len(cases))
+        for case in cases:
+            if (case.task, case.id) not in finished:
+                inputs = case.encode(decoder.target)
+                done = record(
+                    decoder,
+                    inputs,
+                    params,
+                    run=name,
+                    task=case.task,
+                    prompt=case.id,
+                    num_ranks=SIDECAR_RANKS if marginals else 0,
+                )
+                fell_back += done.generation.fell_back is not None
+                if done.marginals is not None:
+                    save_marginals(out, case.task, case.id, done.marginals)
+                journal.append([asdict(row) for row in done.rows])
+            progress.update(going, advance=1, description=case.task)
+    _report(out, fell_back, json=json)
+
+
+def save_marginals(log: Path, task: str, prompt: str, table: Any) -> None:
+    """Write one prompt's sidecar, whole or not at all."""
+    import numpy as np
+
+    from oneglance.stats.sidecar import place
+
+    path = place(log, task, prompt)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        np.save(file, table)
+    partial.replace(path)
+
+
+def _delta(margin: float | Path, target: Any) -> float:
+    from oneglance.calibrate import delta_of
+
+    return delta_of(margin, target) if isinstance(margin, Path) else margin
+
+
+def _finished(journal: Journal) -> set[tuple[str, str]]:
+    """Prompts that the log holds whole. The last one may be torn, so it is done again."""
+    if not journal.lines:
+        return set()
+    names = [(line["task"], line["prompt"]) for line in journal.lines]
+    kept = [line for line, name in zip(journal.lines, names, strict=True) if name != names[-1]]
+    journal.keep(kept)
+    return {name for name in names if name != names[-1]}
+
+
+def _report(out: Path, fell_back: int, *, json: bool) -> None:
+    from oneglance.stats.rounds import read_rounds
+
+    log = read_rounds(out)
+    drafted = log.drafted
+    per_task = {
+        task: {
+            "rounds": len(log.of(task)),
+            "prompts": len(set(log.of(task).prompts)),
+            "mean_a": float(drafted.of(task).ints("a").mean()) if len(drafted.of(task)) else None,
+            "mean_h_nats": float(log.of(task).h_nats.mean()),
+        }
+        for task in log.tasks
+    }
+    result = {
+        "out": str(out),
+        "rounds": len(log),
+        "drafted": len(drafted),
+        "prompts": len(set(log.prompts)),
+        "fell_back": fell_back,
+        "tasks": per_task,
+    }
+    if json:
+        terminal.write_json(result)
+        return
+    for task, row in per_task.items():
+        mean = "–" if row["mean_a"] is None else f"{row['mean_a']:.2f}"
+        print(f"{task}: {row['rounds']} rounds of {row['prompts']} prompts, a {mean}, H {row['mean_h_nats']:.3f} nats")
+    print(f"{result['rounds']} rounds of {result['prompts']} prompts in {out}")
+    if fell_back:
+        print(f"on {fell_back} prompts drafting ended early; the rounds after that count as not drafted")

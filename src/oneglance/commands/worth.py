@@ -1,0 +1,72 @@
+"""``oneglance worth-it``: would drafting pay on your own images and prompts?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from oneglance.commands import measuring, opening, options, terminal
+
+ImagesFolder = Annotated[Path, typer.Option("--images", metavar="FOLDER", help="Pictures, subfolders included.")]
+Questions = Annotated[
+    Path | None, typer.Option("--prompts", metavar="FILE", help="Questions, one a line; they take turns.")
+]
+Limit = Annotated[int, typer.Option(metavar="N", min=2, help="Prompts, at most.")]
+
+
+def worth_it(
+    images: ImagesFolder,
+    prompts: Questions = None,
+    limit: Limit = 20,
+    out: measuring.Out = None,
+    target: options.Target = options.BUILTIN,
+    head: options.Head = None,
+    budget: options.Budget = options.BUDGET,
+    max_new_tokens: options.MaxNewTokens = options.MAX_NEW_TOKENS,
+    dtype: options.Dtype = "auto",
+    device: options.Device = None,
+    attention: options.Attention = "sdpa",
+    threads: options.Threads = None,
+    json: options.Json = False,
+) -> None:
+    """Decode your prompts plainly, with a chain and with a tree, and say which one to use, if any.
+
+    The advice is the faster of the two where its speedup's interval lies above 1, else off. Nothing is trained.
+    """
+    from oneglance.bench.advice import advise
+    from oneglance.bench.cases import own_images
+    from oneglance.bench.manifest import manifest
+    from oneglance.bench.metrics import summarise
+    from oneglance.bench.runner import Bench
+    from oneglance.train.fit import read_questions
+
+    setup = measuring.Setup(target, head, budget, max_new_tokens, dtype, device, attention, threads)
+    setup.check()
+    cases = own_images(images, read_questions(prompts), limit)
+    bound = setup.bind(["plain", "chain", "tree"])
+    settings = setup.describe(cases, limit=limit)
+    runner = Bench(setup.open(), bound, opening.sampling(max_new_tokens))
+    records = measuring.measure(runner, cases, settings, out=out, show=not json)
+    advice = advise(records)
+    result = {
+        "manifest": manifest(**settings),
+        "advice": advice.choice,
+        "reason": advice.reason,
+        "findings": advice.findings,
+        "rows": [row.as_dict() for row in summarise(records)],
+    }
+    measuring.finish(out, result, records)
+    if json:
+        terminal.write_json(result)
+        return
+    console: Console = terminal.console()
+    for name, found in advice.findings.items():
+        tau, gain = found.tau, found.speedup
+        console.print(
+            f"{name}: τ {tau.value:.2f} [{tau.low:.2f}, {tau.high:.2f}], speedup {gain.value:.2f} "
+            f"[{gain.low:.2f}, {gain.high:.2f}] on {found.n} prompts"
+        )
+    console.print(f"advice: {advice.choice}; {advice.reason}")

@@ -1,0 +1,270 @@
+"""The commands that measure: rounds and the statistics on them, bench, sweep, cost, ledger, compare, reports."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from oneglance.commands import rounds as rounds_command
+from oneglance.stats.rounds import RoundRow, read_rounds, write_rounds
+from simulate import simulate_rounds
+
+from .conftest import Run
+
+TINY = ("--threads", 1, "--max-new-tokens", 24, "--dtype", "float32")
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "asked.jsonl"
+    lines = [{"id": f"p{i}", "task": "chat" if i < 2 else "code", "prompt": f"Say {i} things."} for i in range(4)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture
+def tiny(text_target: Path, text_head: Path, prompts: Path) -> tuple[object, ...]:
+    return ("--target", text_target, "--head", text_head, "--prompts", prompts, *TINY)
+
+
+@pytest.fixture(scope="module")
+def law_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log with two planted laws, and marginals for the replay."""
+    path = tmp_path_factory.mktemp("law") / "log.jsonl"
+    rng = np.random.default_rng(0)
+    rows: list[RoundRow] = []
+    for seed, (task, b0, b1) in enumerate((("caption", 0.4, 0.4), ("docvqa", 1.2, 1.0))):
+        made = simulate_rounds(b0, b1, num_rounds=400, num_prompts=20, seed=seed)
+        seen: dict[str, int] = {}
+        for h, a, horizon, name in zip(made.h_nats, made.a, made.horizon, made.prompts, strict=True):
+            index = seen.setdefault(str(name), 0)
+            seen[str(name)] += 1
+            ranks = [0] * int(a) + [1] + [int(r) for r in rng.integers(0, 3, 15)]
+            known = tuple(rank if offset < horizon else None for offset, rank in enumerate(ranks[:15]))
+            rows.append(
+                RoundRow(
+                    run="block/best_first/31",
+                    task=task,
+                    prompt=str(name),
+                    round=index,
+                    position=100 + index,
+                    h_nats=float(h),
+                    p_max=float(np.exp(-h)),
+                    top2_gap=1.0,
+                    a=int(a),
+                    a1=int(a),
+                    horizon=int(horizon),
+                    cut="none",
+                    budget=31,
+                    nodes=31,
+                    ranks=known,
+                    log_q=tuple(None if r is None else -1.0 - r for r in known),
+                )
+            )
+    write_rounds(path, rows)
+    counts: dict[tuple[str, str], int] = {}
+    for row in rows:
+        counts[row.task, row.prompt] = max(counts.get((row.task, row.prompt), 0), row.round + 1)
+    table = np.log(np.array([0.6, 0.25, 0.1, 0.05], np.float32))
+    for (task, prompt), count in counts.items():
+        rounds_command.save_marginals(path, task, prompt, np.broadcast_to(table, (count, 15, 4)))
+    return path
+
+
+def test_rounds_writes_a_log_and_goes_on_after_a_kill(
+    run: Run, tiny: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "rounds.jsonl"
+    words = ("rounds", *tiny, "--out", out, "--budget", 7, "--marginals")
+    first = run(*words, "--json")
+    assert first.code == 0
+    assert first.json["prompts"] == 4
+    whole = read_rounds(out)
+    assert set(first.json["tasks"]) == {"chat", "code"}
+    lines = out.read_text().splitlines()
+    torn = next(i for i, row in enumerate(whole.rows) if row.prompt == "p2")
+    out.write_text("\n".join(lines[: torn + 1]) + "\n" + lines[torn + 1][:40])  # killed inside the third prompt
+    asked: list[str] = []
+    from oneglance.bench import roundlog
+
+    record = roundlog.record
+
+    def spy(*args: Any, **kwargs: Any) -> Any:
+        asked.append(kwargs["prompt"])
+        return record(*args, **kwargs)
+
+    monkeypatch.setattr(roundlog, "record", spy)
+    assert run(*words).code == 0
+    assert asked == ["p2", "p3"]
+
+    def timeless(rows: tuple[RoundRow, ...]) -> list[RoundRow]:
+        return [replace(row, t_draft_ms=0.0, t_verify_ms=0.0, t_host_ms=0.0) for row in rows]
+
+    assert timeless(read_rounds(out).rows) == timeless(whole.rows)
+    assert "other settings (budget 7, now 9)" in run(*words[:-3], "--budget", 9, "--marginals").error
+    width = run("width", out, "--budgets", "3,7", "--json")
+    assert width.code == 0
+    assert set(width.json["tasks"]) | set(width.json["left_out"]) == {"chat", "code"}
+
+
+def test_law_finds_the_planted_slopes(run: Run, law_log: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the [report] extra is not installed")
+    found = run("law", law_log, "--calibration", "--figures", tmp_path / "figures", "--json").json
+    for task, b1 in (("caption", 0.4), ("docvqa", 1.0)):
+        law = found["fits"][task]["law"]
+        assert abs(law["b1"]["value"] - b1) < law["b1"]["high"] - law["b1"]["low"]  # four standard errors
+        slopes = found["derivatives"][task]
+        assert slopes["p_slope"] < 0
+        assert slopes["mean_slope"] > slopes["endless"]  # the block's end flattens it
+    assert found["fits"]["docvqa"]["verdict"] == "holds"
+    assert found["fano"] is None  # nothing beside this log says how large the vocabulary is
+    assert found["gaps"]["caption < docvqa"]["difference"]["low"] > 0
+    assert found["calibration"]["offsets"][0]["said"] == pytest.approx(0.6, abs=1e-6)
+    assert {Path(path).name for path in found["figures"]} >= {"fig3a.png", "fig4.pdf", "fig8.png", "calibration.png"}
+
+
+def test_tail_and_width_read_the_same_log(run: Run, law_log: Path) -> None:
+    tail = run("tail", law_log, "--resamples", 19, "--tasks", "docvqa", "--json").json
+    assert list(tail["tasks"]) == ["docvqa"]
+    assert tail["tasks"]["docvqa"]["ratio"]["resamples"] == 19
+    width = run("width", law_log, "--tasks", "docvqa", "--budgets", "3,15", "--json").json["tasks"]["docvqa"]
+    at = {(p["policy"], p["budget"]): p["mean_a"] for p in width["points"]}
+    for budget in (3, 15):
+        assert at["oracle", budget] >= max(at[policy, budget] for policy in ("fixed", "entropy", "scores"))
+    assert width["regret"]["regret"] <= width["regret"]["bound"] + 1e-9
+    assert run("tail", law_log, "--resamples", 19).code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        (("law", "{log}", "--tasks", "speech"), "it has caption, docvqa"),
+        (("law", "{log}", "--method", "ols"), "--method takes ml or ls"),
+        (("law", "{none}"), "cannot read the round log"),
+        (("width", "{log}", "--budgets", "a"), "--budgets takes numbers"),
+        (("width", "{log}", "--budgets", "500"), "--max-budget"),
+        (("sweep", "moon"), "budget, depth, context, temperature, threads"),
+        (("sweep", "budget", "--values", "x"), "--values takes numbers"),
+        (("sweep", "budget", "--systems", "plain"), "a system besides plain"),
+        (("sweep", "threads", "--threads", "2"), "--values instead of --threads"),
+        (("cost", "--systems", "plain"), "needs a drafting system"),
+        (("cost", "--sizes", "-1"), "--sizes must be at least 0"),
+        (("bench", "--charge-tau", "tree"), "SYSTEM=TAU"),
+        (("bench", "--systems", "warp"), "unknown system"),
+        (("bench", "--data", "hf"), "--data needs --tasks"),
+        (("bench", "--tasks", "docvqa", "--prompts", "{log}"), "not both"),
+        (("rounds", "--tasks", "docvqa", "--data", "{none}"), "has no val_v*.json"),
+        (("ledger", "diff", "{none}", "{none}"), "cannot read the result"),
+        (("reproduce", "table99"), "table1 to table17"),
+        (("report", "--out", "page.docx"), "must end in .html"),
+        (("report", "{log}", "--out", "r.md"), "is no result"),
+        (("worth-it", "--images", "{none}"), "there is no folder"),
+    ],
+)
+def test_bad_input_names_the_fix(run: Run, law_log: Path, words: tuple[str, ...], fix: str) -> None:
+    places = {"log": law_log, "none": law_log.parent / "none"}
+    assert fix in run(*(word.format(**places) for word in words)).error
+
+
+def test_bench_writes_a_result_that_the_others_read(run: Run, tiny: tuple[object, ...], tmp_path: Path) -> None:
+    out = tmp_path / "bench.json"
+    done = run("bench", *tiny, "--budget", 7, "--warmup", 0, "--out", out, "--charge-tau", "tree=3", "--json")
+    assert done.code == 0
+    rows = {(row["system"], row["task"]): row for row in done.json["rows"]}
+    needed = "system task n tau tau_no_bonus ms_per_token speedup ci_low ci_high wins identical".split()
+    assert all(set(needed) <= row.keys() for row in rows.values())
+    assert rows["tree", "chat"]["identical"] == 2
+    assert rows["plain", "chat"]["speedup"] is None
+    assert {p["label"] for p in done.json["projections"]} == {"projection, not measured"}
+    assert {(m["ours"], m["other"]) for m in done.json["margins"]} == {("tree", "chain")}
+    assert done.json["manifest"]["prompt_set"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["asked.jsonl", "bench.json"]  # no journal is left
+    again = run("ledger", "diff", out, out, "--json").json
+    assert again["is_comparable"]
+    assert {c["tau_drift"] for c in again["changes"] if c["system"] == "tree"} == {0.0}
+    ratio = run("ledger", "ratio", out, out, "--task", "chat", "--json").json
+    assert ratio["value"] == pytest.approx(rows["tree", "chat"]["speedup"], rel=0.3)
+    assert "give --task" in run("ledger", "ratio", out, out).error
+    table = tmp_path / "rows.md"
+    assert run("report", out, "--out", table).code == 0
+    assert "| chat | tree |" in table.read_text()
+
+
+def test_a_killed_bench_goes_on(
+    run: Run, tiny: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from oneglance.bench.runner import Bench
+
+    out, whole = tmp_path / "bench.json", Bench.run
+    words = ("bench", *tiny, "--budget", 3, "--warmup", 0, "--systems", "plain,tree", "--out", out)
+
+    def killed(self: Bench, *args: Any, **kwargs: Any) -> Any:
+        for index, made in enumerate(whole(self, *args, **kwargs)):
+            if index == 2:
+                raise KeyboardInterrupt
+            yield made
+
+    monkeypatch.setattr(Bench, "run", killed)
+    assert run(*words).code == 130
+    asked: list[int] = []
+
+    def counted(self: Bench, *args: Any, **kwargs: Any) -> Any:
+        asked.append(len(kwargs["done"]))
+        return whole(self, *args, **kwargs)
+
+    monkeypatch.setattr(Bench, "run", counted)
+    assert run(*words).code == 0
+    assert asked == [2]
+    assert [r["prompt"] for r in json.loads(out.read_text())["records"]] == [
+        "p0",
+        "p0",
+        "p1",
+        "p1",
+        "p2",
+        "p2",
+        "p3",
+        "p3",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("axis", "values", "expected"),
+    [("budget", "3,7", [None, 3, 7]), ("depth", "1,4", [None, 1, 4]), ("temperature", "0,1", [0, 0, 1, 1])],
+)
+def test_sweeps_share_a_plain_arm_where_they_can(
+    run: Run, tiny: tuple[object, ...], axis: str, values: str, expected: list[float | None]
+) -> None:
+    done = run("sweep", axis, "--values", values, *tiny, "--limit", 1, "--warmup", 0, "--json")
+    assert done.code == 0
+    assert [row["value"] for row in done.json["rows"]] == expected
+    assert all(row["identical"] == 1 for row in done.json["rows"])  # drawn text too is the plain loop's
+    nodes = [row["nodes"] for row in done.json["rows"] if row["system"] != "plain"]
+    if axis != "temperature":
+        assert nodes == sorted(nodes)
+
+
+def test_cost_adds_up(run: Run, tiny: tuple[object, ...]) -> None:
+    found = run("cost", *tiny, "--limit", 1, "--sizes", "0,7", "--repeats", 2, "--budget", 7, "--json").json
+    parts = [found[name] for name in ("t_draft_ms", "t_verify_ms", "t_host_ms")]
+    assert sum(parts) == pytest.approx(found["round_ms"], rel=1e-6)
+    assert found["host_share"] == pytest.approx(found["t_host_ms"] / found["round_ms"])
+    assert found["t_plain_ms"] > 0
+    assert found["budget"] == 7
+    assert [v["nodes"] for v in found["verify"]] == [0, 7]
+    assert "sequential drafter" in found["regression"]["reason"]
+
+
+def test_compare_shows_how_each_system_cut_the_text(
+    run: Run, text_target: Path, text_head: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("compare", "Say it.", "--target", text_target, "--head", text_head, *TINY, "--replicates", 1)
+    rows = run(*words, "--json").json["systems"]
+    assert [row["system"] for row in rows] == ["plain", "chain", "tree"]
+    assert all(row["identical"] for row in rows)
+    for row in rows:
+        assert len(row["strip"]) == row["rounds"] + 1
+        assert "".join(row["strip"]) == row["text"]
+    assert run(*words).code == 0

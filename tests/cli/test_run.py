@@ -1,0 +1,124 @@
+"""``oneglance run``: folders, globs, JSONL and PDFs; bad files; going on after a kill."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from oneglance.acceptance import Acceptance
+from oneglance.bulk import find_pages
+from oneglance.core import EMPTY_TREE, Generation, Round, TokenTree, Verdict
+
+from .conftest import Run
+
+ASK = ("--prompt", "Read.", "--max-new-tokens", "6", "--drafter", "none", "--dtype", "float32", "--threads", "1")
+
+
+def page(path: Path, shade: int = 200) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (32, 32), (shade, 20, 90)).save(path)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two good images, a PDF of two pages, and two files that are neither."""
+    root = tmp_path / "in"
+    first = page(root / "a.png")
+    page(root / "deep" / "b.jpg", 90)
+    Image.open(first).save(root / "c.pdf", save_all=True, append_images=[Image.open(first)])
+    (root / "d.png").write_bytes(b"no image")
+    (root / "e.pdf").write_bytes(b"%PDF-1.7 nonsense")
+    (root / "notes.txt").write_text("not a page")
+    return root
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_bad_files_are_listed_and_stop_nothing(run: Run, folder: Path, vision_target: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    result = run("run", folder, *ASK, "--target", vision_target, "--out", out, "--json")
+    assert result.code == 1
+    names = [row["id"].removeprefix(f"{folder}/") for row in rows(out)]
+    assert names == ["a.png", "c.pdf#page=1", "c.pdf#page=2", "deep/b.jpg"]
+    assert [Path(f["id"]).name for f in result.json["failed"]] == ["e.pdf", "d.png"]
+    assert result.json["written"] == 4
+    assert result.json["num_tokens"] == sum(row["num_tokens"] for row in rows(out))
+    kept = sum(row["speculative_decoding"]["num_rounds"] for row in rows(out))
+    assert result.json["speculative_decoding"]["num_rounds"] == kept > 0
+
+
+def test_a_killed_run_goes_on(run: Run, folder: Path, vision_target: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    words = ["run", str(folder / "*.png"), folder / "deep", *ASK, "--target", vision_target, "--out", out]
+    run(*words)
+    whole = out.read_text()
+    lines = whole.splitlines(keepends=True)
+    out.write_text(lines[0] + lines[1][: len(lines[1]) // 2])  # killed while it wrote the second row
+    result = run(*words, "--json")
+    assert result.json["already_there"] == result.json["written"] == 1
+
+    def steady(text: str) -> list[Any]:
+        return [(row["id"], row["text"]) for row in map(json.loads, text.splitlines())]
+
+    assert steady(out.read_text()) == steady(whole)
+    other = run(*words, "--max-new-tokens", "7")
+    assert "was written with sampling" in other.error
+    (tmp_path / "theirs.jsonl").write_text('{"mine": 1}\n')
+    assert "is not from this command" in run(*words[:-1], tmp_path / "theirs.jsonl").error
+
+
+def test_jsonl_lines_bring_their_own_prompts(run: Run, vision_target: Path, tmp_path: Path) -> None:
+    page(tmp_path / "p.png")
+    asked = tmp_path / "asked.jsonl"
+    asked.write_text('{"image": "p.png", "prompt": "One?"}\n{"image": "p.png"}\nnot json\n{"prompt": "No image."}\n')
+    out = tmp_path / "out.jsonl"
+    result = run("run", asked, *ASK, "--target", vision_target, "--out", out)
+    assert result.code == 1
+    assert [row["prompt"] for row in rows(out)] == ["One?", "Read.", "No image."]
+    assert f"{asked}:3: {asked}, line 3 is not JSON" in result.err
+    assert "3 rows in" in result.out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere", "--prompt", "x"], "there is no file or folder 'nowhere'"),
+        (["*.nothing", "--prompt", "x"], "no file matches '*.nothing'"),
+        ([__file__.rpartition("/")[0], "--prompt", "x"], "there is no image or PDF below"),
+        ([__file__], "give --prompt"),
+    ],
+)
+def test_bad_input(run: Run, words: list[str], message: str) -> None:
+    assert message in run("run", *words).error
+
+
+def test_a_page_named_twice_is_read_once(folder: Path) -> None:
+    twice = [str(folder / "a.png"), str(folder / "*.png"), str(folder)]
+    names = [found.id for found in find_pages(twice, "x", dpi=72)]
+    assert len(names) == len(set(names)) == 6
+
+
+def done(tree: TokenTree, accepted: int, kept: int) -> Round:
+    tokens = tuple(range(accepted + 1))
+    verdict = Verdict(tuple(range(accepted + 1)), tokens)
+    return Round(0, 0, tree, verdict, tokens[:kept], None, int(len(tree) > 0))
+
+
+def test_acceptance_counts_kept_tokens_only() -> None:
+    chain = TokenTree((1, 2, 3), (0, 1, 2), (1, 2, 3))
+    rounds = [done(chain, 2, 3), done(chain, 0, 1), done(EMPTY_TREE, 0, 1), done(chain, 3, 2)]  # the last one is cut
+    acceptance = Acceptance.of(Generation("", [0] * 8, "length", 0, 0, "t", "h", rounds))
+    figures = acceptance.as_dict()
+    assert figures["acceptance_histogram"] == [1, 0, 2]
+    assert figures["num_accepted_draft_tokens"] == 4
+    assert figures["num_accepted_per_position"] == [2, 2]
+    assert (figures["num_spec_steps"], figures["num_rounds"], figures["num_draft_tokens"]) == (3, 4, 9)
+    assert figures["tau"] == 7 / 4
+    double = Acceptance.total([acceptance, acceptance])
+    assert double.num_accepted == 8
+    assert double.tau == acceptance.tau

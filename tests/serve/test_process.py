@@ -1,0 +1,69 @@
+"""``oneglance serve`` as a process: bad input, the address it says, SIGTERM under load."""
+
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from oneglance.cli import main
+
+from .conftest import until
+
+SRC = str(Path(sys.modules["oneglance"].__file__ or "").parent.parent)
+CODE = "from oneglance.cli import main; raise SystemExit(main())"
+COMMAND = [sys.executable, "-c", CODE, "serve", "--port", "0", "--dtype", "float32", "--threads", "1", "--json"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--config", "nowhere.yaml"], "cannot read the settings in nowhere.yaml"),
+        (["--target", "./nowhere"], "needs a draft head"),
+        (["--budget", "0"], "setting budget"),
+        (["--host", "256.1.1.1"], "cannot listen on 256.1.1.1"),
+        (["--port", "0", "--target", "builtin:nobody"], "there is no 'builtin:nobody'"),
+    ],
+)
+def test_bad_input(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--json", *words]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert message in last
+
+
+def ask(address: str, **body: Any) -> httpx.Response:
+    body = {"messages": [{"role": "user", "content": "hello"}], "ignore_eos": True, **body}
+    return httpx.post(f"{address}/v1/chat/completions", json=body, timeout=120)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="has no SIGTERM")
+def test_sigterm_under_load_finishes_what_runs() -> None:
+    environment = {**os.environ, "PYTHONPATH": SRC}
+    process = subprocess.Popen(
+        COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    )
+    assert process.stdout
+    assert process.stderr
+    try:
+        said = "".join(process.stdout.readline() for _ in range(5))
+        address = httpx.URL(said.partition('"address": "')[2].partition('"')[0])
+        until(lambda: httpx.get(f"{address}/ready").status_code == 200, 120)
+        with ThreadPoolExecutor(6) as pool:
+            asked = [pool.submit(ask, str(address), max_tokens=60) for _ in range(6)]
+            full = 'num_requests_waiting{model_name="builtin:reader"} 5.0'
+            until(lambda: full in httpx.get(f"{address}/metrics").text)
+            process.send_signal(signal.SIGTERM)
+            codes = sorted(request.result().status_code for request in asked)
+        assert codes == [200, 503, 503, 503, 503, 503]
+        assert process.wait(60) == 0
+        assert "Traceback" not in process.stderr.read()
+    finally:
+        process.kill()
+        process.communicate()

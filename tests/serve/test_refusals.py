@@ -1,0 +1,167 @@
+"""What is not supported, not allowed or not sound is refused by name, and never a server error."""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from oneglance.decoder import Decoder
+
+from .conftest import Running, data_uri, png, running, with_image
+
+BOMB = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR" + (60000).to_bytes(4, "big") * 2 + b"\x08\x02\x00\x00\x00" + b"\x00" * 8
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"foo": 1}, "unsupported parameter 'foo'"),
+        ({"n": 2}, "n: "),
+        ({"audio": {}}, "unsupported parameter 'audio'"),
+        ({"stream_options": {"include_usage": True}}, "stream_options needs stream"),
+        ({"temperature": -1}, "temperature must be"),
+        ({"temperature": "hot"}, "temperature: "),
+        ({"top_p": 0}, "top_p must be"),
+        ({"seed": -1}, "seed must be"),
+        ({"max_tokens": 0}, "max_tokens: "),
+        ({"max_tokens": 4, "max_completion_tokens": 4}, "not both"),
+        ({"frequency_penalty": 3}, "frequency_penalty must be"),
+        ({"logit_bias": {"x": 1}}, "logit_bias must be token ids"),
+        ({"logit_bias": {"999999": 1}}, "999999"),
+        ({"stop": ""}, "stop string is empty"),
+        ({"top_logprobs": 2}, "top_logprobs needs logprobs"),
+        ({"budget": 100000}, "budget must be at most 255"),
+        ({"budget": 0}, "budget: "),
+        ({"budget": 3, "speculation": False}, "drop one"),
+        ({"regex": "("}, "regex is wrong"),
+        ({"regex": "a", "response_format": {"type": "json_object"}}, "not both"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"tool_choice": "required"}, "need tools"),
+        ({"model": "gpt-9"}, "use 'tiny'"),
+        ({"messages": []}, "messages: "),
+        ({"messages": "hi"}, "messages: "),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages.0"),
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "input_audio"),
+        ({"messages": [{"role": "user", "content": "x", "weight": 1}]}, "weight"),
+        ({"messages": [{"role": "user", "content": "x" * 5000}]}, "context is 1024"),
+        ({"messages": [{"role": "user", "content": "<|image_pad|>"}]}, "refuses the prompt"),
+    ],
+)
+def test_bad_parameters_are_named(tiny_server: Running, body: dict[str, Any], message: str) -> None:
+    for stream in (False, True):
+        answer = tiny_server.chat(**body, stream=stream) if "stream_options" not in body else tiny_server.chat(**body)
+        assert answer.status_code == (404 if "model" in body else 400), answer.text
+        assert message in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"text"',
+        b"\xff\xfe",
+        b'{"messages": NaN}',
+        b"[" * 100_000,
+        b'{"messages":' * 50_000,
+        b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+        b'{"messages": [{"role": "user", "content": "a"}], "max_tokens": 1e400}',
+        b'{"messages": [{"role": "user", "content": "a"}], "seed": ' + b"9" * 5000 + b"}",
+        b'{"messages": [{"role": "user", "content": "a"}], "temperature": Infinity}',
+        b'{"messages": [{"role": "user", "content": "a"}], "\\ud800": 1}',
+        b'{"messages": [{"role": "user", "content": "a"}], "response_format": {"type": "json_schema", "json_schema":'
+        b' {"name": "x", "schema": {"\\ud800": 1, "type": "\\udfff"}}}}',
+    ],
+)
+def test_hostile_json(tiny_server: Running, content: bytes) -> None:
+    headers = {"Content-Type": "application/json"}
+    answer = tiny_server.http.post("/v1/chat/completions", content=content, headers=headers)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["message"]
+
+
+def test_only_json_is_read(tiny_server: Running) -> None:
+    """What a web page can send without asking, ``text/plain``, is no request."""
+    body = json.dumps({"messages": [{"role": "user", "content": "x"}]})
+    answer = tiny_server.http.post("/v1/chat/completions", content=body, headers={"Content-Type": "text/plain"})
+    assert answer.status_code == 400
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "data:",
+        "data:image/png;base64,",
+        "data:image/png;base64,!!!",
+        data_uri(b"no image"),
+        data_uri(png()[:40]),
+        data_uri(b"\xff\xd8\xff" + b"\x00" * 100, "image/jpeg"),
+        data_uri(BOMB),
+        data_uri(b"<svg/>", "image/svg+xml"),
+        data_uri(png(Image.new("RGB", (1, 900)))),
+        base64.b64encode(b"GIF89a nonsense").decode(),
+        "AAAA",
+        "/etc/hostname",
+        "etc/hostname",
+        "file:///etc/hostname",
+        "ftp://127.0.0.1/x.png",
+        "http://127.0.0.1:1/x.png",
+        "http://localhost/x.png",
+        "http://[::1]/x.png",
+        "http://169.254.169.254/latest/meta-data",
+        "http://",
+        "javascript:alert(1)",
+        7,
+        None,
+    ],
+)
+def test_hostile_images(tiny_server: Running, url: Any) -> None:
+    answer = tiny_server.http.post("/v1/chat/completions", json={"messages": with_image(url)})
+    assert answer.status_code == 400, answer.text
+
+
+def test_no_string_names_a_local_file(tiny_server: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "abcdabcdabcdabcdabcd"  # also sound base64
+    (tmp_path / name).write_bytes(png())
+    for url in (name, str(tmp_path / name), f"./{name}"):
+        answer = tiny_server.http.post("/v1/chat/completions", json={"messages": with_image(url)})
+        assert answer.status_code == 400
+
+
+def test_limits(tiny: Decoder) -> None:
+    with running(lambda: tiny, max_images=1, max_body_mb=1, fetch_urls=False, api_key="s3cret") as server:
+        assert server.chat().status_code == 401
+        assert server.http.get("/v1/models").status_code == 401
+        assert server.http.get("/health").status_code == 200
+        server.http.headers["Authorization"] = "Bearer s3cret"
+        assert server.chat(max_tokens=2).status_code == 200
+        two = with_image(data_uri(png())) * 2
+        answer = server.http.post("/v1/chat/completions", json={"messages": two})
+        assert "has 2 images, more than 1" in answer.json()["error"]["message"]
+        answer = server.http.post("/v1/chat/completions", json={"messages": with_image("https://example.org/x.png")})
+        assert "fetches no URLs" in answer.json()["error"]["message"]
+        answer = server.chat("x" * 2**20)
+        assert answer.status_code == 413
+
+        def endless() -> Any:
+            for _ in range(64):
+                yield b"x" * 2**16
+
+        answer = server.http.post("/v1/completions", content=endless(), headers={"Content-Type": "application/json"})
+        assert answer.status_code == 413
+
+
+def test_other_origins_and_hosts_are_kept_out(tiny_server: Running) -> None:
+    preflight = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
+    answer = tiny_server.http.options("/v1/chat/completions", headers=preflight)
+    assert "access-control-allow-origin" not in answer.headers
+    assert tiny_server.http.get("/v1/models", headers={"Host": "evil.example"}).status_code == 400
+    assert tiny_server.http.get("/nowhere").status_code == 404
+    assert tiny_server.http.get("/v1/chat/completions").status_code in (404, 405)

@@ -1,0 +1,90 @@
+"""Matched training: what is held equal, and how two heads are compared."""
+
+from pathlib import Path
+
+import pytest
+
+from baselines import tiny_eagle3
+from oneglance.commands.matched import numbers
+from oneglance.core import InputError, SamplingParams
+from oneglance.decoder import Decoder
+from oneglance.drafters.block import BlockDrafter
+from oneglance.drafters.eagle3 import Eagle3Drafter
+from oneglance.drafters.plain import NoDrafter
+from oneglance.testing import tiny_head, tiny_target
+from oneglance.train.matched import matched_recipe, probe, probe_sizes, scores
+from oneglance.train.recipe import Data, HeadRecipe, load_recipe
+from oneglance.train.traces import Trace
+from oneglance.tree import chain
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+
+
+def test_only_head_and_objective_differ() -> None:
+    ours = load_recipe(RECIPES / "matched.yaml")
+    theirs = matched_recipe(ours, layer_ids=(1, 17, 32), draft_vocab_size=32000)
+    differing = {key for key in HeadRecipe.model_fields if getattr(ours, key) != getattr(theirs, key)}
+    assert differing == {"name", "kind", "head", "objective"}
+    assert (theirs.kind, theirs.head.block_size, theirs.head.num_layers) == ("eagle3", 8, 1)
+    assert (theirs.objective.name, theirs.objective.params) == ("kl", {"decay": 0.8})
+    with pytest.raises(InputError, match="of kind eagle3"):
+        matched_recipe(theirs)
+    with pytest.raises(InputError, match="matched heads start from scratch"):
+        matched_recipe(load_recipe(RECIPES / "qwen3-vl-8b.yaml"))
+    assert matched_recipe(HeadRecipe(name="x", data=Data(train="t"))).reveal.enabled is False
+
+
+def test_ratios_are_those_of_the_rounds() -> None:
+    target = tiny_target("qwen3")
+    rows = [Trace(f"r{i}", "t", text, (), (1, 2)) for i, text in enumerate(("one", "two two", "three", "four"))]
+    drafters = {
+        "tree": BlockDrafter(tiny_head(target), target, budget=200),
+        "chain": BlockDrafter(tiny_head(target), target, policy=chain),
+        "eagle3 chain 3": Eagle3Drafter(tiny_eagle3(target), target, num_passes=3, top_k=1),
+    }
+    answered = list(probe(target, drafters, rows, long_side=None, max_new_tokens=12))
+    plain = [
+        list(Decoder(target, NoDrafter()).stream_inputs(r.encode(target), SamplingParams(max_new_tokens=12)))
+        for r in rows
+    ]
+    lengths = [sum(len(step.pieces) for step in steps) for steps in plain]
+    for one, length in zip(answered, lengths, strict=True):
+        assert one.identical
+        assert {g.num_tokens for g in one.done.values()} == {length}
+    found = scores("corpus", answered, [2, 4])
+    assert [(s.arm, s.n) for s in found] == [(arm, n) for n in (2, 4) for arm in drafters]
+    for score in found:
+        part = [one.done[score.arm] for one in answered[: score.n]]
+        ours = [one.done["tree"] for one in answered[: score.n]]
+        num_rounds = sum(len(g.rounds) for g in part)
+        tokens = sum(g.num_tokens - 1 for g in part)
+        assert score.tau == pytest.approx(tokens / num_rounds)
+        assert score.passes == pytest.approx(sum(r.num_draft_passes for g in part for r in g.rounds) / num_rounds)
+        assert score.identical == score.n
+        if score.arm == "tree":
+            assert score.tau_ratio is None
+            continue
+        assert score.tau_ratio is not None
+        assert score.time_ratio is not None
+        assert score.tau_ratio.value == pytest.approx(num_rounds / sum(len(g.rounds) for g in ours))
+        assert score.tau_ratio.low <= score.tau_ratio.value <= score.tau_ratio.high
+        assert score.time_ratio.value == pytest.approx(sum(g.decode_ms for g in part) / sum(g.decode_ms for g in ours))
+        assert 0 <= score.passes <= (1 if score.arm == "chain" else 3)
+
+
+def test_probe_sizes() -> None:
+    assert probe_sizes(None, 256) == [16, 32, 64, 128, 256]
+    assert probe_sizes(None, 100) == [16, 32, 64, 100]
+    assert probe_sizes(None, 7) == [7]
+    assert probe_sizes(None, 999) == [16, 32, 64, 128, 256]
+    assert probe_sizes([8, 4], 9) == [4, 8]
+    with pytest.raises(InputError, match="a probe of 10 prompts was asked for and the traces hold 9"):
+        probe_sizes([10], 9)
+
+
+def test_numbers_of_options() -> None:
+    assert numbers("--depths", "3,7") == [3, 7]
+    assert numbers("--layers", "0,1,2") == [0, 1, 2]
+    for text in ("3,x", "", "0"):
+        with pytest.raises(InputError, match="--depths takes numbers"):
+            numbers("--depths", text)
