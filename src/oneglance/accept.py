@@ -72,7 +72,7 @@ def walk(
         token_ids.append(token)
         child = tree.children[path[-1]].get(token)
         if child is None or token in eos_ids:
-            return Verdict(tuple(path), tuple(token_ids))
+            return Verdict(tuple(path), tuple(token_ids), is_ended=child is not None)
         path.append(child)
 
 

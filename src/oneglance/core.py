@@ -135,19 +135,21 @@ class Verdict:
 
     Attributes:
         path: packed indices whose rows gave a token, root first: (a+1,).
-        token_ids: the a accepted tokens and the bonus: (a+1,). An end-of-sequence token is the bonus, proposed or not.
+        token_ids: the a accepted tokens and the bonus: (a+1,).
         is_gated: the walk left the choice after the last token to a single step: there is no bonus, path and tokens
             have length a, which may be 0, and the next round has the empty tree.
+        is_ended: the last token ends the text and was proposed: it is accepted, and no bonus follows.
     """
 
     path: tuple[int, ...]
     token_ids: tuple[int, ...]
     is_gated: bool = False
+    is_ended: bool = False
 
     @property
     def num_accepted(self) -> int:
         """Accepted length a, without the bonus."""
-        return len(self.token_ids) - (not self.is_gated)
+        return len(self.token_ids) - (not (self.is_gated or self.is_ended))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,12 @@ import sys
 import sysconfig
 import warnings
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
 from oneglance import __version__, cli
+from oneglance.commands import options
 from oneglance.core import InputError, OneglanceWarning
 
 from .conftest import PAGE, Run
@@ -55,6 +57,14 @@ def test_help_of_a_command_imports_no_torch(name: str) -> None:
 def test_table_names_functions_that_exist(name: str) -> None:
     module, function = cli.COMMANDS[name].place.split(":")
     assert callable(getattr(importlib.import_module(module), function))
+
+
+def test_commands_that_decode_open_targets_by_the_same_options() -> None:
+    wanted = {name: getattr(options, name) for name in ("Target", "Dtype", "Device", "DeviceMap", "Attention")}
+    for name in ("demo", "generate", "doctor", "audit", "bench", "calibrate-gate"):
+        module, function = cli.COMMANDS[name].place.split(":")
+        taken = get_type_hints(getattr(importlib.import_module(module), function), include_extras=True).values()
+        assert [w for w, option in wanted.items() if option not in taken] == [], name
 
 
 def test_version(run: Run) -> None:

@@ -395,6 +395,7 @@ def test_generate_ids_is_a_drop_in(vision_target: Target, num_images: int) -> No
     expected = vision_target.model.generate(**encoded, do_sample=False, max_new_tokens=10)
     decoder = Decoder(vision_target, BlockDrafter(tiny_head(vision_target), vision_target))
     assert torch.equal(decoder.generate_ids(**encoded, max_new_tokens=10), expected)
+    assert torch.equal(decoder.generate_ids(**encoded, max_new_tokens=10, do_sample=False), expected)
 
 
 IDS = torch.tensor([[1, 2, 3, 4]])
@@ -420,6 +421,8 @@ IDS = torch.tensor([[1, 2, 3, 4]])
         ({"input_ids": torch.tensor([[-1, 2]])}, "outside the vocabulary of 272"),
         ({"input_ids": torch.tensor([[1, 261]])}, "image placeholders but no image was given"),
         ({"input_ids": IDS, "max_new_tokens": -1}, "max_new_tokens must be at least 0"),
+        ({"input_ids": IDS, "do_sample": True}, "do_sample and temperature contradict each other"),
+        ({"input_ids": IDS, "do_sample": False, "temperature": 1.0}, "temperature alone decides"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(qwen3_vl: Target, arguments: dict[str, Any], message: str) -> None:
@@ -504,3 +507,15 @@ def test_what_the_generation_config_does_is_said_once(qwen3: Target) -> None:
         warnings.simplefilter("error")
         decode_ids(decoder, prompt(target), 3)
         decode_ids(Decoder(qwen3, NoDrafter()), prompt(qwen3), 3)
+
+
+def test_a_cap_of_the_generation_config_is_replaced_and_said_so_once() -> None:
+    target = tiny_target("qwen3")
+    target.model.generation_config.max_length = 3
+    decoder = Decoder(target, NoDrafter())
+    with pytest.warns(OneglanceWarning, match="generation config has max_length=3; max_new_tokens") as caught:
+        assert decode_ids(decoder, prompt(target), 5).generation.num_tokens == 5
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        decode_ids(decoder, prompt(target), 5)

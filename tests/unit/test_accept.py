@@ -107,7 +107,9 @@ def test_no_choice_is_made_past_the_end_of_the_text(kind: str) -> None:
     }
     verdict = rules[kind](tree, rows, [7])
     assert (verdict.path, verdict.token_ids, verdict.is_gated) == ((0, 1), (1, 2), False)
+    assert verdict.num_accepted == 2, "it was proposed"
     assert recorder.seen == ([] if kind == "greedy" else [[7], [7, 1]])
+    assert rules[kind](from_path([1]), rows[:2], [7]).num_accepted == 1, "here it is the bonus"
 
 
 def test_processors_do_not_write_into_the_rows() -> None:

@@ -200,7 +200,7 @@ class _Log:
 
     def _row(self, own: _Open, run: str, task: str, prompt: str, horizon: int) -> RoundRow:
         done = own.done
-        accepted = min(done.verdict.num_accepted, len(done.token_ids), L)
+        accepted = min(done.num_accepted, L)
         if done.gated:
             horizon = min(horizon, accepted)  # the gate ended the run, not a miss
         a = min(accepted, horizon)

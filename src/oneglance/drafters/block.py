@@ -69,7 +69,8 @@ class BlockDrafter:
         name: where the head comes from.
         policy: marginals and budget → tree.
         budget: N, root excluded.
-        branch_k: ranks looked at per offset; None means as many as the budget, which is exact.
+        branch_k: ranks looked at per offset; None means as many as the budget, which is exact, and with a rescorer at
+            most ``CONDITIONED_RANKS``, which is not above that.
         rescorer: conditions each offset's candidates on the token before them; None leaves offsets independent.
 
     Attributes:

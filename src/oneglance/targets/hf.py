@@ -1,4 +1,4 @@
-"""Everything this package knows about transformers versions (5.17 to 5.24), in one place.
+"""Everything this package knows about transformers versions (5.18 to 5.24), in one place.
 
 Facts kept here: the name of the cache argument, which cache layers can be rolled back, how to roll one back, where
 kept-layer features are read, and which module attributes carry state from one generation to the next.
@@ -198,13 +198,51 @@ def eos_ids(model: PreTrainedModel) -> tuple[int, ...]:
 WARPERS = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
 
 
+# what makes ``generate`` search or stop otherwise than token by token, and the value that does not
+OTHER_SEARCHES: dict[str, Any] = {
+    "num_beams": 1,
+    "stop_strings": None,
+    "penalty_alpha": None,
+    "dola_layers": None,
+    "guidance_scale": 1,
+}
+
+
+def check_search(config: GenerationConfig) -> None:
+    """Refuse a generation config whose greedy text is not the argmax of each row.
+
+    Raises:
+        TargetError: beams, stop strings, and the like.
+    """
+    for name, neutral in OTHER_SEARCHES.items():
+        value = getattr(config, name, None)
+        if value is not None and value != neutral:
+            raise TargetError(
+                f"the target's generation config sets {name}={value!r}, which is not supported; "
+                f"remove it from generation_config.json{' and give stop=…' if name == 'stop_strings' else ''}"
+            )
+
+
+def own_cap(model: PreTrainedModel) -> str | None:
+    """What the model's generation config says of the length of a text, which our own cap replaces."""
+    for name in ("max_new_tokens", "max_length"):
+        value = getattr(model.generation_config, name, None)
+        if value is not None:
+            return f"{name}={value}"
+    return None
+
+
 def greedy_config(model: PreTrainedModel, *, max_new_tokens: int) -> GenerationConfig:
-    """The model's own generation config, greedy and with our cap."""
+    """The model's own generation config, greedy and with our cap.
+
+    Raises:
+        TargetError: its greedy text is not the argmax of each row.
+    """
     config = copy.deepcopy(model.generation_config) if model.generation_config is not None else GenerationConfig()
     config.do_sample = False
     for name in WARPERS:
         setattr(config, name, None)
-    config.num_beams = 1
+    check_search(config)
     config.max_new_tokens = max_new_tokens
     config.max_length = None
     return config
