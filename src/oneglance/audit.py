@@ -74,7 +74,7 @@ class Traced(Decoder):
 
 
 class _Reading:
-    """A drafter, and a copy of all features that it is given."""
+    """A drafter, and a copy of all features that it takes."""
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
@@ -88,8 +88,11 @@ class _Reading:
         return self._drafter.start(state)
 
     def draft(self, root: int, state: TargetState, draft_state: Any, *, max_depth: int) -> TokenTree:
-        self.features.extend(state.fresh)
-        return self._drafter.draft(root, state, draft_state, max_depth=max_depth)
+        given = list(state.fresh)
+        tree = self._drafter.draft(root, state, draft_state, max_depth=max_depth)
+        if not state.fresh:  # else they are left for a later draft
+            self.features.extend(given)
+        return tree
 
 
 class _Tracing:

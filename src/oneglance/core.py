@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from oneglance.errors import (
     DraftError,
@@ -36,6 +36,7 @@ __all__ = [
     "DEFAULT_BUDGET",
     "EMPTY_TREE",
     "AcceptRule",
+    "AnyBudget",
     "BlockMarginals",
     "CutReason",
     "DraftError",
@@ -45,6 +46,7 @@ __all__ = [
     "HeadError",
     "ImageError",
     "InputError",
+    "Observer",
     "OneglanceError",
     "OneglanceWarning",
     "Round",
@@ -60,6 +62,7 @@ BLOCK_SIZE = 16
 DEFAULT_BUDGET = 63
 
 CutReason = Literal["eos", "stop", "cap", "context"]
+AnyBudget = int | Literal["auto"]  # nodes of the candidate tree, or as many as pay
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
@@ -301,6 +304,13 @@ class Drafter(Protocol):
 
     def num_passes(self, tree: TokenTree) -> int:
         """How many drafter passes made ``tree``."""
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """A DraftState that learns from rounds: the loop shows it each one, committed and before it is yielded."""
+
+    def observe(self, done: Round) -> None: ...
 
 
 class TreePolicy(Protocol):

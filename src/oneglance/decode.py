@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from oneglance.core import EMPTY_TREE, AcceptRule, CutReason, Drafter, OneglanceWarning, Round, TokenTree
+from oneglance.core import EMPTY_TREE, AcceptRule, CutReason, Drafter, Observer, OneglanceWarning, Round, TokenTree
 from oneglance.targets.base import Target
 from oneglance.targets.loading import is_out_of_memory
 from oneglance.targets.state import TargetState
@@ -74,7 +74,7 @@ def decode(
             target.rollback(state)
             raise
         ended_at = time.perf_counter()
-        yield Round(
+        done = Round(
             index=index,
             root=root,
             tree=tree,
@@ -87,6 +87,9 @@ def decode(
             t_commit_ms=(ended_at - accepted_at) * 1e3,
             t_host_ms=(accepted_at - verified_at) * 1e3,
         )
+        if isinstance(draft_state, Observer):
+            draft_state.observe(done)
+        yield done
         root = kept[-1] if kept else root  # nothing is kept where the root's own row is gated
         is_gated = verdict.is_gated
         index += 1

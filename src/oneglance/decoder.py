@@ -16,6 +16,7 @@ from oneglance.accept import Decision, Gated, Greedy, LogitsProcessor, Rule, Sam
 from oneglance.core import (
     DEFAULT_BUDGET,
     AcceptRule,
+    AnyBudget,
     Drafter,
     Generation,
     InputError,
@@ -23,6 +24,7 @@ from oneglance.core import (
     SamplingParams,
 )
 from oneglance.drafters import prepare
+from oneglance.drafters.paced import at_budget
 from oneglance.drafters.plain import NoDrafter
 from oneglance.drafters.pruned import Pruned
 from oneglance.drafters.settings import wants_block_head
@@ -222,7 +224,7 @@ def load(
     *,
     drafter: str = "block",
     tree: str = "best_first",
-    budget: int = DEFAULT_BUDGET,
+    budget: AnyBudget = DEFAULT_BUDGET,
     branch_k: int | None = None,
     dtype: str = "auto",
     device: str | None = None,
@@ -238,7 +240,8 @@ def load(
         drafter: a name in ``drafters.DRAFTERS``: ``block``, ``none``, or a baseline, settings after it, as in
             ``ngram:max_ngram=4``.
         tree: ``best_first``, ``chain`` or ``fixed``.
-        budget: nodes of the candidate tree, root excluded.
+        budget: nodes of the candidate tree, root excluded; ``auto`` for as many as pay on this machine, which is
+            measured once (docs/width.md).
         branch_k: ranks looked at per offset; default all that a tree of the budget can hold, or the best 64 where a
             rescorer compares each with each.
         dtype: ``auto``, ``float32``, ``bfloat16``, ``float16``, ``float64``.
@@ -253,6 +256,8 @@ def load(
     takes_own = wants_block_head(drafter)
     if takes_own and head is None and not target.startswith("builtin:"):
         raise InputError(f"target {target!r} needs a draft head: give head=…, or drafter='none' for plain decoding")
+    if fixed_shape and budget == "auto":
+        raise InputError("passes of a fixed shape cost the same for every tree; give the budget as a number")
     chosen = policy(tree)
     bind = prepare(drafter, head or (target if takes_own else None))
     opened = open_target(
@@ -261,6 +266,7 @@ def load(
         device=device,
         device_map=device_map,
         attention=attention,
-        fixed_for_budget=budget if fixed_shape else None,
+        fixed_for_budget=budget if fixed_shape and budget != "auto" else None,
     )
-    return Decoder(opened, bind(opened, policy=chosen, budget=budget, branch_k=branch_k))
+    options = {"policy": chosen, "budget": budget, "branch_k": branch_k}
+    return Decoder(opened, at_budget(bind, opened, keeps=True, **options))

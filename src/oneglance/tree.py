@@ -8,9 +8,11 @@ extensions.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,21 +22,21 @@ Successors = Callable[[int, int], tuple[Sequence[int], Sequence[float]]]
 """(depth of the parent, its rank) → ranks of its children, best first, and their log q."""
 
 
-def best_first(marginals: BlockMarginals, budget: int) -> TokenTree:
-    """The ``budget`` prefixes of highest score, best first, in O(N log N).
+class Node(NamedTuple):
+    """A node of a growing tree: its token, its parent's packed index, its depth, and its log score."""
 
-    Equal scores are ordered by their places among their siblings, so the tree is deterministic. Exact if the marginals
-    hold at least ``budget`` ranks; with fewer (``--branch-k``) it is the best tree within those ranks.
+    token_id: int
+    parent: int
+    depth: int
+    score: float
 
-    Args:
-        marginals: top-K of each offset.
-        budget: N, root excluded.
+
+def in_order(marginals: BlockMarginals) -> Iterator[Node]:
+    """Prefixes in order of score, best first; a parent always comes before its children.
+
+    Equal scores are ordered by their places among their siblings, so the order is deterministic.
     """
     token_ids, successors = marginals.token_ids.tolist(), _successors(marginals)
-    tokens: list[int] = []
-    parents: list[int] = []
-    depths: list[int] = []
-    scores: list[float] = []
     # (-score, places among siblings, parent, its score, the siblings' ranks and log q)
     heap: list[tuple[float, tuple[int, ...], int, float, Sequence[int], Sequence[float]]] = []
 
@@ -42,19 +44,78 @@ def best_first(marginals: BlockMarginals, budget: int) -> TokenTree:
         if places[-1] < len(ranks) and log_q[places[-1]] > -np.inf:
             heapq.heappush(heap, (-(base + log_q[places[-1]]), places, parent, base, ranks, log_q))
 
-    if budget and len(token_ids):
+    if token_ids:
         offer((0,), 0, 0.0, *successors(0, 0))
-    while heap and len(tokens) < budget:
+    node = 0
+    while heap:
         negative, places, parent, base, ranks, log_q = heapq.heappop(heap)
         depth, rank = len(places), ranks[places[-1]]
-        tokens.append(token_ids[depth - 1][rank])
-        parents.append(parent)
-        depths.append(depth)
-        scores.append(-negative)
+        node += 1
+        yield Node(token_ids[depth - 1][rank], parent, depth, -negative)
         offer((*places[:-1], places[-1] + 1), parent, base, ranks, log_q)
         if depth < len(token_ids):
-            offer((*places, 0), len(tokens), -negative, *successors(depth, rank))
-    return TokenTree(tuple(tokens), tuple(parents), tuple(depths), tuple(scores))
+            offer((*places, 0), node, -negative, *successors(depth, rank))
+
+
+def best_first(marginals: BlockMarginals, budget: int) -> TokenTree:
+    """The ``budget`` prefixes of highest score, best first, in O(N log N).
+
+    Exact if the marginals hold at least ``budget`` ranks; with fewer (``--branch-k``) it is the best tree within those
+    ranks.
+
+    Args:
+        marginals: top-K of each offset.
+        budget: N, root excluded.
+    """
+    return _tree_of(list(islice(in_order(marginals), budget)))
+
+
+def cost_aware(
+    marginals: BlockMarginals, budget: int, *, mass: Callable[[float], float], value: Callable[[int, float], float]
+) -> TokenTree:
+    """The best-first tree, only as wide as it pays, in the order of ``best_first`` (B.5).
+
+    Args:
+        marginals: top-K of each offset.
+        budget: the most nodes, root excluded.
+        mass: log score of a node → probability that it is accepted, non-decreasing.
+        value: (n, 1 + Φ(n)) → what a round with n nodes is worth (``cost.Objective``).
+    """
+    nodes: list[Node] = []
+
+    def scores() -> Iterator[float]:
+        for node in islice(in_order(marginals), budget):
+            nodes.append(node)
+            yield node.score
+
+    return _tree_of(nodes[: num_that_pay(scores(), mass=mass, value=value)])
+
+
+def num_that_pay(
+    scores: Iterable[float], *, mass: Callable[[float], float], value: Callable[[int, float], float]
+) -> int:
+    """How many nodes make a round worth the most; looks one node past them.
+
+    Masses fall, and what further nodes cost does not, so the value has one peak over n ≥ 1 and the first node that does
+    not raise it ends the search. The single step, n = 0, lies off that curve (one row runs other kernels than two) and
+    is compared at the end.
+
+    Args:
+        scores: log scores, best first.
+        mass, value: as for ``cost_aware``.
+    """
+    tokens, count, highest = 1.0, 0, -np.inf
+    for score in scores:
+        tokens += mass(score)
+        worth = value(count + 1, tokens)
+        if worth <= highest:
+            break
+        count, highest = count + 1, worth
+    return count if highest > value(0, 1.0) else 0
+
+
+def _tree_of(nodes: Sequence[Node]) -> TokenTree:
+    return TokenTree(*zip(*nodes, strict=True)) if nodes else EMPTY_TREE
 
 
 def chain(marginals: BlockMarginals, budget: int) -> TokenTree:

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from scipy.stats import linregress
 
 from oneglance.bench.record import Record
-from oneglance.core import EMPTY_TREE, TokenTree
 from oneglance.stats.bootstrap import NAN
-from oneglance.targets.base import Target
-from oneglance.targets.state import Inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +39,6 @@ class Cost:
     rounds: int
     round_over_plain: float
     passes: float
-
-
-@dataclass(frozen=True, slots=True)
-class VerifyCost:
-    """One packed pass over N nodes and the root, on one prompt's state: median of ``repeats``, and its quartiles."""
-
-    nodes: int
-    ms: float
-    low_ms: float
-    high_ms: float
-    repeats: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,25 +91,6 @@ def costs(records: Sequence[Record], budgets: dict[str, int]) -> list[Cost]:
     return found
 
 
-def verify_costs(target: Target, inputs: Inputs, sizes: Sequence[int], *, repeats: int = 20) -> list[VerifyCost]:
-    """Time packed passes of N nodes on one prefilled prompt; sizes take turns, so that a drift hits all of them."""
-    state = target.prefill(inputs)
-    root = int(state.last_row.argmax())
-    trees = {size: _bush(size) for size in sizes}
-    times: dict[int, list[float]] = {size: [] for size in sizes}
-    for turn in range(repeats + 2):  # two to warm up
-        for size, tree in trees.items():
-            took = _timed(target, lambda tree=tree: target.verify(state, root, tree))  # type: ignore[misc]
-            target.rollback(state)
-            if turn >= 2:
-                times[size].append(took)
-    found = []
-    for size, own in times.items():
-        low, middle, high = statistics.quantiles(own, n=4)
-        found.append(VerifyCost(size, middle, low, high, repeats))
-    return found
-
-
 def regress(found: Sequence[Cost]) -> Regression:
     """The paper's line: round time = constant + slope × sequential draft passes."""
     if len({round(cost.passes, 1) for cost in found}) < 2:
@@ -136,31 +100,3 @@ def regress(found: Sequence[Cost]) -> Regression:
     constant = float(line.intercept)
     r2 = float(line.rvalue**2)
     return Regression(constant, float(line.slope), constant / found[0].t_plain_ms, r2, len(found))
-
-
-def _bush(size: int) -> TokenTree:
-    """A tree of that many nodes, four a level on the first node of the level above: what it proposes costs nothing."""
-    tokens: list[int] = []
-    parents: list[int] = []
-    depths: list[int] = []
-    tip = 0
-    for node in range(1, size + 1):
-        if node > 1 and (node - 1) % 4 == 0:
-            tip = node - 4
-        tokens.append(node % 4)
-        parents.append(tip)
-        depths.append((depths[tip - 1] if tip else 0) + 1)
-    return TokenTree(tuple(tokens), tuple(parents), tuple(depths)) if size else EMPTY_TREE
-
-
-def _timed(target: Target, call: Callable[[], object]) -> float:
-    _wait(target)
-    started = time.perf_counter()
-    call()
-    _wait(target)
-    return (time.perf_counter() - started) * 1e3
-
-
-def _wait(target: Target) -> None:
-    if target.device.type == "cuda":
-        torch.cuda.synchronize(target.device)

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from oneglance.cost import cpu_name
+
 SCHEMA_VERSION = 1
 PACKAGES = ("oneglance", "torch", "transformers", "tokenizers", "numpy", "scipy", "pillow")
 
@@ -24,7 +26,7 @@ def manifest(**settings: Any) -> dict[str, Any]:
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "git_sha": _git_sha(),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "threads": torch.get_num_threads(),
         "kernels": _kernels(),
@@ -62,12 +64,3 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _cpu_name() -> str:
-    path = Path("/proc/cpuinfo")
-    if path.is_file():
-        for line in path.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()

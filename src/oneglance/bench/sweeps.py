@@ -105,6 +105,8 @@ def arms(along: Axis, systems: Mapping[str, Bind], values: Sequence[float]) -> d
         raise InputError("a sweep needs a system besides plain; name one with --systems")
     if not along.is_shared:
         return dict(systems)
+    if "auto" in drafting:
+        raise InputError("the system auto has no budget of its own to vary; name tree")
     found: dict[str, Bind] = {PLAIN: systems[PLAIN]}
     for name, bind in drafting.items():
         found |= {f"{name}/{value:g}": partial(bind, budget=int(value)) for value in values}

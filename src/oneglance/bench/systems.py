@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from oneglance.core import Drafter, InputError
+from oneglance.core import AnyBudget, Drafter, InputError
 from oneglance.drafters import prepare
+from oneglance.drafters.paced import at_budget
 from oneglance.drafters.settings import split
 from oneglance.targets.base import Target
 from oneglance.train.known import known_heads
@@ -29,12 +30,14 @@ class System(NamedTuple):
         drafter, policy: names in their registries.
         weights: ``NONE``, ``HEAD``, or the kind of known head.
         make: the command that makes weights.
+        budget: its own, whatever the benchmark's; None takes that.
     """
 
     drafter: str
     policy: str = "best_first"
     weights: str = NONE
     make: str = ""
+    budget: AnyBudget | None = None
 
 
 TRAIN = "oneglance train recipes/reader-{}.yaml"
@@ -44,6 +47,7 @@ SYSTEMS: dict[str, System] = {
     "chain": System("block:rescorer=none", "chain", HEAD),
     "tree": System("block:rescorer=none", "best_first", HEAD),
     "conditioned": System("block", "best_first", HEAD),  # with the rescorer beside the head, where there is one
+    "auto": System("block:rescorer=none", "best_first", HEAD, budget="auto"),  # as wide as pays, cold at the start
     "ngram": System("ngram"),
     "two_model": System("two_model", "chain", "two_model", "any smaller model of the same tokenizer serves"),
     "eagle3": System("eagle3", "chain", "eagle3", TRAIN.format("eagle3")),
@@ -102,8 +106,8 @@ def _prepare(written: str, head: str | None, *, budget: int, target: str) -> Cal
         hint = "--head FOLDER" if system.weights == HEAD else f"{spec}@FOLDER ({system.make})"
         raise InputError(f"system {name!r} has no weights for target {target!r}; name them: {hint}")
     drafter = ":".join([system.drafter, *(f"{key}={value}" for key, value in settings.items())])
-    options: dict[str, Any] = {"policy": policy(system.policy), "budget": budget}
-    return partial(prepare(drafter, found), **options)
+    options: dict[str, Any] = {"policy": policy(system.policy), "budget": system.budget or budget}
+    return partial(at_budget, prepare(drafter, found), **options)
 
 
 def _known(target: str, kind: str) -> str | None:

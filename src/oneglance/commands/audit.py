@@ -14,14 +14,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from oneglance.commands import opening, options, terminal
-from oneglance.core import InputError
+from oneglance.core import AnyBudget, InputError
 
 if TYPE_CHECKING:
     from oneglance.audit import AuditReport, Case
     from oneglance.targets.base import Target
 
 Budgets = Annotated[
-    list[int] | None, typer.Option("--budget", metavar="N", help="Tree budget; repeat to audit several. Default 63.")
+    list[str] | None,
+    typer.Option("--budget", metavar="N|auto", help="Tree budget; repeat to audit several. Default 63."),
 ]
 Trees = Annotated[
     list[str] | None,
@@ -95,6 +96,7 @@ def audit(
     """
     from oneglance.audit import audit as run
     from oneglance.drafters import prepare
+    from oneglance.drafters.paced import at_budget
     from oneglance.targets import open_target
     from oneglance.tree import policy
 
@@ -112,14 +114,18 @@ def audit(
     )
     if matrix and params != opening.sampling(max_new_tokens, seed=seed or 0):
         raise InputError("--matrix compares greedy text; drop --temperature and its kind")
-    _check_matrix(matrix, tree=tree, budget=budget, dtype=dtype, gate=gate, out=out, baseline=baseline)
+    sizes = [opening.budget_of(size) for size in budget or []] or [options.BUDGET]
+    _check_matrix(matrix, tree=tree, budget=sizes, dtype=dtype, gate=gate, out=out, baseline=baseline)
     opening.set_threads(threads)
-    for size in budget or []:
+    for size in sizes:
         opening.check_tree(size, branch_k)
     names = choose_tasks(tasks)
     policies = {name: policy(name) for name in tree or ["best_first"]}
     bind = prepare(drafter, opening.head_name(target, head, drafter))
-    shape = max(budget or [options.BUDGET]) if fixed_shape else None
+    numbers = [size for size in sizes if size != "auto"]
+    if len(numbers) < len(sizes) and (fixed_shape or matrix):
+        raise InputError("--budget auto does not go with --fixed-shape or --matrix; give numbers")
+    shape = max(numbers) if fixed_shape else None
     open_in = partial(
         open_target, target, device=device, device_map=device_map, attention=attention, fixed_for_budget=shape
     )
@@ -133,7 +139,7 @@ def audit(
             baselines=baseline or (),
             tasks=names,
             prompts=prompts,
-            budget=(budget or [options.BUDGET])[0],
+            budget=numbers[0],
             branch_k=branch_k,
             max_new_tokens=max_new_tokens,
             gate=margin,
@@ -143,9 +149,9 @@ def audit(
         raise typer.Exit(0 if is_sound else 1)
     opened = open_in(dtype=dtype)
     arms = {
-        f"{name}/{size}": partial(bind, policy=chosen, budget=size, branch_k=branch_k)
+        f"{name}/{size}": partial(at_budget, bind, policy=chosen, budget=size, branch_k=branch_k)
         for name, chosen in policies.items()
-        for size in budget or [options.BUDGET]
+        for size in sizes
     }
     reports = run(
         opened, arms, held_out(opened, names, prompts), max_new_tokens=max_new_tokens, compare_hf=hf, params=params
@@ -165,7 +171,7 @@ def _check_matrix(
     matrix: bool,
     *,
     tree: list[str] | None,
-    budget: list[int] | None,
+    budget: list[AnyBudget],
     dtype: str,
     gate: str,
     out: list[Path] | None,
@@ -174,7 +180,7 @@ def _check_matrix(
     """Refuse options that the mode would not look at."""
     if not matrix and (gate != "off" or out or baseline):
         raise InputError("--gate, --baseline and --out go with --matrix")
-    if matrix and (tree or len(budget or []) > 1 or dtype != "float32"):
+    if matrix and (tree or len(budget) > 1 or dtype != "float32"):
         raise InputError("--matrix runs chain and tree at one budget, in float32 and bfloat16; drop --tree and --dtype")
 
 

@@ -6,7 +6,7 @@ import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
-from oneglance.commands import options, terminal
+from oneglance.commands import opening, options, terminal
 from oneglance.commands.opening import open_decoder, read_images, sampling
 from oneglance.core import InputError
 
@@ -23,7 +23,7 @@ def chat(
     head: options.Head = None,
     drafter: options.Drafter = "block",
     tree: options.Tree = "best_first",
-    budget: options.Budget = options.BUDGET,
+    budget: options.AutoBudget = options.AUTO_BUDGET,
     branch_k: options.BranchK = None,
     max_new_tokens: options.MaxNewTokens = options.MAX_NEW_TOKENS,
     system: options.System = None,
@@ -50,7 +50,7 @@ def chat(
         head,
         drafter=drafter,
         tree=tree,
-        budget=budget,
+        budget=opening.budget_of(budget),
         branch_k=branch_k,
         dtype=dtype,
         device=device,

@@ -48,12 +48,15 @@ def cost(
     from oneglance.bench import cost as parts
     from oneglance.bench.manifest import manifest
     from oneglance.bench.runner import Bench
+    from oneglance.drafters.timing import verify_costs
 
     setup = measuring.Setup(target, head, budget, max_new_tokens, dtype, device, attention, threads)
     setup.check()
     names = [name for name in measuring.names_of(systems) if name != "plain"]
     if not names:
         raise InputError("cost needs a drafting system; name one with --systems")
+    if "auto" in names:
+        raise InputError("cost times trees of given sizes; name tree and --budgets instead of auto")
     more = numbers("--budgets", budgets or "", 1)
     nodes = numbers("--sizes", sizes, 0)
     bound = setup.bind(["plain", *names])
@@ -73,7 +76,7 @@ def cost(
         **{key: getattr(first, key) for key in ("t_plain_ms", "t_draft_ms", "t_build_ms", "t_verify_ms", "t_host_ms")},
         **{key: getattr(first, key) for key in ("host_share", "budget", "round_ms", "round_over_plain", "system")},
         "systems": found,
-        "verify": parts.verify_costs(opened, cases[0].encode(opened), nodes, repeats=repeats),
+        "verify": verify_costs(opened, cases[0].encode(opened), nodes, repeats=repeats),
         "regression": parts.regress(found),
         "manifest": manifest(**settings),
     }

@@ -15,8 +15,9 @@ from rich.live import Live
 from rich.table import Column, Table
 from rich.text import Text
 
-from oneglance.commands import options, terminal
+from oneglance.commands import opening, options, terminal
 from oneglance.commands.opening import open_decoder, read_images, sampling
+from oneglance.core import AnyBudget
 
 if TYPE_CHECKING:
     from oneglance.commands.pairs import Comparison, Duel
@@ -37,7 +38,7 @@ def demo(
     target: options.Target = options.BUILTIN,
     head: options.Head = None,
     tree: options.Tree = "best_first",
-    budget: options.Budget = options.BUDGET,
+    budget: options.AutoBudget = options.AUTO_BUDGET,
     branch_k: options.BranchK = None,
     max_new_tokens: options.MaxNewTokens = options.MAX_NEW_TOKENS,
     dtype: options.Dtype = "float32",
@@ -54,13 +55,14 @@ def demo(
     read: that small model reads only drawn pages of this kind. The default is float32, where both must agree exactly.
     """
     params = sampling(max_new_tokens)
+    nodes = opening.budget_of(budget)
     sources = image or [str(PAGE)]
     pictures = read_images(sources)
     decoder = open_decoder(
         target,
         head,
         tree=tree,
-        budget=budget,
+        budget=nodes,
         branch_k=branch_k,
         dtype=dtype,
         device=device,
@@ -78,11 +80,11 @@ def demo(
     if json:
         duel.pair(0)
         comparison = duel.compare(pairs)
-        setting = {"images": sources, "prompt": prompt, **settings(duel, tree=tree, budget=budget)}
+        setting = {"images": sources, "prompt": prompt, **settings(duel, tree=tree, budget=nodes)}
         terminal.write_json({**setting, "true_text": page.true_text, **comparison.as_dict()})
     else:
         console = Console(highlight=False)
-        comparison = show(console, duel, page, num_pairs=pairs, tree=tree, budget=budget, is_live=console.is_terminal)
+        comparison = show(console, duel, page, num_pairs=pairs, tree=tree, budget=nodes, is_live=console.is_terminal)
     if not comparison.is_identical:
         raise typer.Exit(1)
 
@@ -107,7 +109,7 @@ class Page:
         return cls(tuple(sources), prompt, None)
 
 
-def settings(duel: Duel, *, tree: str, budget: int) -> dict[str, Any]:
+def settings(duel: Duel, *, tree: str, budget: AnyBudget) -> dict[str, Any]:
     """What a figure depends on."""
     import torch
 
@@ -122,7 +124,7 @@ def settings(duel: Duel, *, tree: str, budget: int) -> dict[str, Any]:
 
 
 def show(
-    console: Console, duel: Duel, page: Page, *, num_pairs: int, tree: str, budget: int, is_live: bool = True
+    console: Console, duel: Duel, page: Page, *, num_pairs: int, tree: str, budget: AnyBudget, is_live: bool = True
 ) -> Comparison:
     """The demo itself: panels on a terminal, then the measured table."""
     from oneglance.commands.race import run_race, side_by_side
@@ -173,15 +175,16 @@ def table(comparison: Comparison) -> Table:
     return grid
 
 
-def footnote(duel: Duel, comparison: Comparison, *, tree: str, budget: int) -> str:
+def footnote(duel: Duel, comparison: Comparison, *, tree: str, budget: AnyBudget) -> str:
     """What the figures are."""
     setting = settings(duel, tree=tree, budget=budget)
     threads = f"{setting['threads']} thread{'s' if setting['threads'] > 1 else ''}"
     num_pairs = len(comparison.pairs)
+    size = "as many nodes as pay" if budget == "auto" else f"{budget} nodes"
     return (
         f"Median of {num_pairs} interleaved pair{'s' if num_pairs > 1 else ''} after a warm-up, lowest and highest in "
         f"brackets. Decoding only: prefill takes {comparison.drafted.prefill_ms:.0f} ms in either arm. "
-        f"{setting['dtype']}, {setting['device']}, {threads}; {tree} tree of {budget} nodes."
+        f"{setting['dtype']}, {setting['device']}, {threads}; {tree} tree of {size}."
     )
 
 

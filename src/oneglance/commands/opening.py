@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from oneglance.core import InputError, SamplingParams
+from oneglance.core import AnyBudget, InputError, SamplingParams
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -14,16 +14,30 @@ if TYPE_CHECKING:
     from oneglance.decoder import Decoder
 
 
-def check_tree(budget: int, branch_k: int | None) -> None:
+def check_tree(budget: AnyBudget, branch_k: int | None) -> None:
     """Refuse what no tree can have.
 
     Raises:
         InputError: a number below 1.
     """
-    if budget < 1:
+    if budget != "auto" and budget < 1:
         raise InputError(f"--budget must be at least 1, got {budget}; for plain decoding use --drafter none")
     if branch_k is not None and branch_k < 1:
         raise InputError(f"--branch-k must be at least 1, got {branch_k}")
+
+
+def budget_of(value: str) -> AnyBudget:
+    """Nodes of the tree, or auto.
+
+    Raises:
+        InputError: neither.
+    """
+    if value == "auto":
+        return "auto"
+    try:
+        return int(value)
+    except ValueError:
+        raise InputError(f"--budget takes a whole number or auto, got {value!r}") from None
 
 
 def sampling(
@@ -148,7 +162,7 @@ def open_decoder(
     *,
     drafter: str = "block",
     tree: str = "best_first",
-    budget: int,
+    budget: AnyBudget,
     branch_k: int | None = None,
     dtype: str,
     device: str | None = None,

@@ -11,6 +11,7 @@ from oneglance.core import DEFAULT_BUDGET
 
 BUILTIN = "builtin:reader"
 BUDGET = DEFAULT_BUDGET
+AUTO_BUDGET = str(BUDGET)  # where auto may stand as well
 MAX_NEW_TOKENS = 256
 LONG_SIDE = 768  # appendix D
 MODEL, DECODING, SAMPLING, MACHINE, OUTPUT = "Model", "Decoding", "Sampling", "Machine", "Output"
@@ -38,6 +39,14 @@ Drafter = Annotated[
 Tree = Annotated[str, typer.Option(metavar="NAME", rich_help_panel=DECODING, help="best_first, chain or fixed.")]
 Budget = Annotated[
     int, typer.Option(metavar="N", rich_help_panel=DECODING, help="Nodes of the candidate tree, root excluded.")
+]
+AutoBudget = Annotated[
+    str,
+    typer.Option(
+        metavar="N|auto",
+        rich_help_panel=DECODING,
+        help="Nodes of the candidate tree, root excluded; auto: as many as pay here, measured once.",
+    ),
 ]
 BranchK = Annotated[
     int | None,

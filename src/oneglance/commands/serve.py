@@ -61,7 +61,7 @@ def serve(
     head: options.Head = None,
     drafter: options.Drafter = "block",
     tree: options.Tree = "best_first",
-    budget: options.Budget = options.BUDGET,
+    budget: options.AutoBudget = options.AUTO_BUDGET,
     branch_k: options.BranchK = None,
     dtype: options.Dtype = "auto",
     device: options.Device = None,
@@ -90,6 +90,8 @@ def serve(
         named["cors_origins"] = tuple(cors_origin)
     if KEY in os.environ:
         named.setdefault("api_key", os.environ[KEY])
+    if "budget" in named:
+        named["budget"] = opening.budget_of(budget)
     settings = read_settings(config, named)
     opening.check_tree(settings.budget, settings.branch_k)
     opening.head_name(settings.target, settings.head, settings.drafter)

@@ -171,7 +171,6 @@ class MedusaDrafter:
     def num_passes(self, tree: TokenTree) -> int:
         return 1 if len(tree) else 0
 
-    @torch.inference_mode()
     def draft(self, root: int, state: TargetState, draft_state: MedusaState, *, max_depth: int) -> TokenTree:
         """One pass over the state that predicted the root, one tree.
 
@@ -180,12 +179,21 @@ class MedusaDrafter:
         """
         if max_depth < 1:
             return EMPTY_TREE
+        return self.policy(self.marginals(root, state, draft_state, max_depth), self.budget)
+
+    @torch.inference_mode()
+    def marginals(self, root: int, state: TargetState, draft_state: MedusaState, num_offsets: int) -> BlockMarginals:
+        """Top ranks of each head, which never sees the root.
+
+        Raises:
+            DraftError: the heads returned NaN.
+        """
         if state.fresh:
             draft_state.last = state.take_features()[-1].clone()
         assert draft_state.last is not None
         normed = self._norm(draft_state.last[None]).to(self.target.lm_head_device)
         logits = self.head(normed, self.target.lm_head)[0].float()
-        return self.policy(truncate(best_ranks(logits, self._banned, self.num_ranks), max_depth), self.budget)
+        return truncate(best_ranks(logits, self._banned, self.num_ranks), num_offsets)
 
 
 def load_medusa(name: str) -> Checkpoint[MedusaConfig, MedusaHead]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -39,7 +40,7 @@ class ServeSettings(BaseModel):
     head: str | None = None
     drafter: str = "block"
     tree: str = "best_first"
-    budget: int = Field(DEFAULT_BUDGET, ge=1)
+    budget: Annotated[int, Field(ge=1)] | Literal["auto"] = DEFAULT_BUDGET
     branch_k: int | None = Field(None, ge=1)
     dtype: str = "auto"
     device: str | None = None

@@ -1,0 +1,246 @@
+"""What a round costs on one machine, and what it is worth (§4.2, B.5). Pure: timings come from ``drafters.timing``.
+
+A packed pass over n nodes has M = n + 1 rows. Its measured times are fitted by a line that only rises and only bends
+upwards (the class in which CaDDTree's stop is exact); the single row is left out of that fit and kept as measured,
+because kernels treat it apart. Between measured contexts costs are interpolated, beyond the last one extrapolated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+from scipy.optimize import nnls
+
+from oneglance.core import InputError
+
+SCHEMA_VERSION = 1
+MAX_NODES = 127  # of a tree whose width is chosen: further nodes have paid on no curve that was measured
+FOLDER = "ONEGLANCE_CACHE"
+
+Objective = Callable[[float, float], float]
+"""(expected tokens of a round, its milliseconds) → what it is worth."""
+
+
+def throughput(tokens: float, ms: float) -> float:
+    """θ, tokens a millisecond of this round alone: CaDDTree's rule."""
+    return tokens / ms
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Tokens less what their time would have brought elsewhere, at ``rate`` tokens a millisecond (Prop. 4).
+
+    A node then pays if its mass is at least rate · ΔC. Over many rounds this is the optimum, where ``rate`` is what
+    those rounds reach (a ratio of sums); maximising each round's own ratio is not.
+    """
+
+    rate: float
+
+    def __call__(self, tokens: float, ms: float) -> float:
+        return tokens - self.rate * ms
+
+
+class Point(BaseModel):
+    """The median time of a packed pass.
+
+    Attributes:
+        context: committed rows.
+        rows: M, the root included.
+        ms: milliseconds.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    context: int = Field(ge=0)
+    rows: int = Field(ge=1)
+    ms: float = Field(gt=0)
+
+
+class Costs(BaseModel):
+    """Measured costs of a target and its drafter.
+
+    Attributes:
+        provenance: what they depend on: machine, versions, dtype, threads, …
+        draft_ms: one draft pass with its candidates on the host, no tree.
+        ingest_ms: a row of context that the drafter has not seen yet.
+        verify: packed passes; the single row and at least two more numbers of rows in every context.
+
+    Raises:
+        ValueError: too few points to fit.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ignored_types=(cached_property,))
+
+    schema_version: int = SCHEMA_VERSION
+    provenance: dict[str, str | int | None] = Field(default_factory=dict)
+    draft_ms: float = Field(ge=0)
+    ingest_ms: float = Field(ge=0)
+    verify: tuple[Point, ...]
+
+    def model_post_init(self, context: Any, /) -> None:
+        if not self._fits:
+            raise ValueError("no packed pass was measured")
+
+    @cached_property
+    def _fits(self) -> dict[int, list[float]]:
+        """Context → (MAX_NODES + 1,) milliseconds at n nodes, in order of context."""
+        fits = {}
+        for size in sorted({point.context for point in self.verify}):
+            own = sorted((p.rows, p.ms) for p in self.verify if p.context == size)
+            wide = [(rows, ms) for rows, ms in own if rows > 1]
+            if own[0][0] != 1 or len(wide) < 2:
+                raise ValueError(f"context {size}: one row and two larger passes must be measured, got {own}")
+            at = np.arange(1, MAX_NODES + 2)
+            fits[size] = [own[0][1], *fit_convex(*zip(*wide, strict=True), at=at[1:]).tolist()]
+        return fits
+
+    @cached_property
+    def _ms_per_row(self) -> float:
+        """What a further row of context adds, by the two longest contexts."""
+        (short, first), (long, last) = (*self._fits.items(), *self._fits.items())[-2:]
+        return max(0.0, float(np.mean(last) - np.mean(first)) / (long - short)) if long > short else 0.0
+
+    def at(self, context: int) -> RoundCost:
+        """The costs at that many committed rows."""
+        sizes, tables = list(self._fits), np.array(list(self._fits.values()))
+        above = int(np.searchsorted(sizes, context))
+        if above == 0:
+            ms = tables[0]
+        elif above < len(sizes):
+            share = (context - sizes[above - 1]) / (sizes[above] - sizes[above - 1])
+            ms = (1 - share) * tables[above - 1] + share * tables[above]
+        else:  # one shift for all widths keeps the line convex
+            ms = tables[-1] + self._ms_per_row * (context - sizes[-1])
+        return RoundCost(self.draft_ms, self.ingest_ms, ms.tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class RoundCost:
+    """The costs of one round.
+
+    Attributes:
+        draft_ms, ingest_ms: a draft pass, and a row that it must take in first.
+        verify_ms: (MAX_NODES + 1,) a packed pass by number of nodes.
+    """
+
+    draft_ms: float
+    ingest_ms: float
+    verify_ms: list[float]
+
+    @property
+    def plain_ms(self) -> float:
+        """A single step."""
+        return self.verify_ms[0]
+
+    def drafted_ms(self, num_nodes: float) -> float:
+        """A drafted round of that many nodes, a fraction between two numbers; nothing to take in."""
+        low = min(int(num_nodes), MAX_NODES)
+        high = min(low + 1, MAX_NODES)
+        share = num_nodes - int(num_nodes)
+        return self.draft_ms + (1 - share) * self.verify_ms[low] + share * self.verify_ms[high]
+
+    def value(self, objective: Objective) -> Callable[[int, float], float]:
+        """(n, tokens) → what a drafted round is worth; its draft is spent by then, and counts for every n alike."""
+        return lambda n, tokens: objective(tokens, self.draft_ms + self.verify_ms[n])
+
+
+def fit_convex(rows: Sequence[float], ms: Sequence[float], *, at: Any) -> np.ndarray:
+    """Least squares of relative errors among non-negative, non-decreasing, convex lines with knots at the points.
+
+    Args:
+        rows, ms: (P,) points in order of rows, two at least.
+        at: where the line is evaluated; beyond the points its ends go on straight.
+    """
+    x, y, where = (np.asarray(values, float) for values in (rows, ms, at))
+
+    def columns(points: np.ndarray) -> np.ndarray:
+        hinges = np.maximum(points[:, None] - x[None, 1:-1], 0.0)
+        return np.column_stack([np.ones_like(points), points, hinges])
+
+    weights, _ = nnls(columns(x) / y[:, None], np.ones_like(y))
+    return np.asarray(columns(where) @ weights)
+
+
+# The file --------------------------------------------------------------------------------------------------------
+
+
+def cache_folder() -> Path:
+    """Where measured costs are kept: $ONEGLANCE_CACHE, else the user's cache folder."""
+    if os.environ.get(FOLDER):
+        return Path(os.environ[FOLDER])
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "oneglance"
+
+
+def cache_file(provenance: Mapping[str, str | int | None]) -> Path:
+    """The file of costs that depend on this; another machine, dtype, … has another one."""
+    key = json.dumps(dict(provenance), sort_keys=True)
+    return cache_folder() / "costs" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+
+
+def read_costs(path: Path, provenance: Mapping[str, str | int | None]) -> tuple[Costs, dict[str, Any]] | None:
+    """Costs and what else was learned, or None where nothing of this provenance is kept.
+
+    Raises:
+        InputError: a file is there and cannot be used.
+    """
+    if not path.is_file():
+        return None
+    costs, learned = load_costs(path)
+    return (costs, learned) if costs.provenance == dict(provenance) else None
+
+
+def load_costs(path: Path) -> tuple[Costs, dict[str, Any]]:
+    """Costs of whatever machine, and what else was learned.
+
+    Raises:
+        InputError: the file cannot be read, or holds no costs of this schema.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        learned = content.pop("learned", {})
+        costs = Costs(**content)
+        if costs.schema_version != SCHEMA_VERSION:
+            raise ValueError(f"schema {costs.schema_version}")
+        return costs, dict(learned)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise InputError(f"{path} holds no measured costs that can be used; --budget auto writes such files") from error
+
+
+def write_costs(path: Path, costs: Costs, learned: Mapping[str, Any]) -> None:
+    """Write the file whole or not at all; of two processes the last one wins.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({**costs.model_dump(), "learned": dict(learned)}, indent=1) + "\n"
+    descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".partial")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(partial, path)
+    except BaseException:
+        Path(partial).unlink(missing_ok=True)
+        raise
+
+
+def cpu_name() -> str:
+    """The processor, as the system calls it."""
+    path = Path("/proc/cpuinfo")
+    if path.is_file():
+        for line in path.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

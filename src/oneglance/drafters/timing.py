@@ -1,0 +1,166 @@
+"""The two passes of a round, timed alone on an opened target: what the width controller reckons with (Table 11)."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import cycle, islice
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from oneglance.core import EMPTY_TREE, BlockMarginals, Drafter, TokenTree
+from oneglance.cost import MAX_NODES, Costs, Point, cpu_name
+from oneglance.targets.base import Target
+from oneglance.targets.chat import encode
+from oneglance.targets.state import Inputs, TargetState
+
+SIZES = (0, 1, 3, 7, 15, 31, 63, MAX_NODES)  # nodes of the timed passes
+CONTEXTS = (256, 2048)  # rows in the cache; at most half of the target's own context
+REPEATS, WARMUPS = 7, 2
+ENOUGH_S = 20.0  # no further turn of a series begins after that, once there are three
+
+
+@runtime_checkable
+class MarginalDrafter(Drafter, Protocol):
+    """A drafter whose tree is a policy's, over marginals from one pass."""
+
+    def marginals(self, root: int, state: TargetState, draft_state: Any, num_offsets: int) -> BlockMarginals:
+        """Top ranks of q_1..q_L after ``root``; takes in fresh rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyCost:
+    """One packed pass over N nodes and the root, on one prompt's state: median of ``repeats``, and its quartiles."""
+
+    nodes: int
+    ms: float
+    low_ms: float
+    high_ms: float
+    repeats: int
+
+
+def provenance(target: Target, drafter: Drafter) -> dict[str, str | int | None]:
+    """What costs depend on."""
+    device = target.device
+    return {
+        "machine": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
+        "device": str(device),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "target": target.name,
+        "layers": target.num_layers,
+        "hidden_size": target.hidden_size,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "attention": str(target.text_config._attn_implementation),
+        "passes": target.passes.name,
+        "drafter": type(drafter).__name__,
+        "head": drafter.name,
+    }
+
+
+def measure(target: Target, drafter: MarginalDrafter) -> Costs:
+    """Time packed passes at a few widths and contexts, and the draft pass at the shorter context. Takes seconds."""
+    sizes = sorted({min(size, target.context_length // 2) for size in CONTEXTS})
+    prompts = [_prompt(target, size) for size in sizes]
+    points = [
+        Point(context=len(prompt.token_ids), rows=cost.nodes + 1, ms=cost.ms)
+        for prompt in prompts
+        for cost in verify_costs(target, prompt, SIZES, repeats=REPEATS, seconds=ENOUGH_S)
+    ]
+    draft_ms, ingest_ms = _draft_costs(target, drafter, prompts[0])
+    return Costs(provenance=provenance(target, drafter), draft_ms=draft_ms, ingest_ms=ingest_ms, verify=tuple(points))
+
+
+def verify_costs(
+    target: Target, inputs: Inputs, sizes: Sequence[int], *, repeats: int = 20, seconds: float = float("inf")
+) -> list[VerifyCost]:
+    """Time packed passes of N nodes on one prefilled prompt; sizes take turns, so that a drift hits all of them.
+
+    Args:
+        target: verifies.
+        inputs: the prompt.
+        sizes: N each.
+        repeats: times each, after two to warm up.
+        seconds: no further turn begins after that, once there are three.
+    """
+    state = target.prefill(inputs)
+    root = int(state.last_row.argmax())
+    trees = {size: _bush(size) for size in sizes}
+    times: dict[int, list[float]] = {size: [] for size in sizes}
+    ends_at = time.perf_counter() + seconds
+    for turn in range(repeats + WARMUPS):
+        if turn >= WARMUPS + 3 and time.perf_counter() > ends_at:
+            break
+        for size, tree in trees.items():
+            took = _timed(target, partial(target.verify, state, root, tree))
+            target.rollback(state)
+            if turn >= WARMUPS:
+                times[size].append(took)
+    found = []
+    for size, own in times.items():
+        low, middle, high = statistics.quantiles(own, n=4)
+        found.append(VerifyCost(size, middle, low, high, len(own)))
+    return found
+
+
+def _draft_costs(target: Target, drafter: MarginalDrafter, inputs: Inputs) -> tuple[float, float]:
+    """Milliseconds of a draft pass that takes in one row, and of each further row, from the first draft of a prompt."""
+    later: list[float] = []
+    first = 0.0
+    for turn in range(2):  # the first prompt warms up
+        state = target.prefill(inputs, drafter.target_layer_ids)
+        num_rows = state.length
+        root = int(state.last_row.argmax())
+        state.token_ids.append(root)
+        draft_state = drafter.start(state)
+        for step in range(REPEATS):
+            took = _timed(target, partial(drafter.marginals, root, state, draft_state, 15))
+            if step == 0:
+                first = took
+            elif turn:
+                later.append(took)
+            token = int(target.verify(state, root, EMPTY_TREE)[0].argmax())
+            target.commit(state, (0,), (token,))
+            root = token
+    middle = statistics.median(later)
+    return middle, max(0.0, first - middle) / num_rows
+
+
+def _prompt(target: Target, num_rows: int) -> Inputs:
+    """A prompt of about that many rows: the chat template, then ordinary tokens in turn."""
+    start = encode(target, "x")
+    special = {*target.tokenizer.all_special_ids, *target.placeholder_ids, *target.eos_ids}
+    ordinary = [token for token in range(min(target.vocab_size, 256)) if token not in special]
+    return target.extend(start, list(islice(cycle(ordinary), max(0, num_rows - len(start.token_ids)))))
+
+
+def _bush(size: int) -> TokenTree:
+    """A tree of that many nodes, four a level on the first node of the level above: what it proposes costs nothing."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    depths: list[int] = []
+    tip = 0
+    for node in range(1, size + 1):
+        if node > 1 and (node - 1) % 4 == 0:
+            tip = node - 4
+        tokens.append(node % 4)
+        parents.append(tip)
+        depths.append((depths[tip - 1] if tip else 0) + 1)
+    return TokenTree(tuple(tokens), tuple(parents), tuple(depths)) if size else EMPTY_TREE
+
+
+def _timed(target: Target, call: Callable[[], object]) -> float:
+    _wait(target)
+    started = time.perf_counter()
+    call()
+    _wait(target)
+    return (time.perf_counter() - started) * 1e3
+
+
+def _wait(target: Target) -> None:
+    if target.device.type == "cuda":
+        torch.cuda.synchronize(target.device)

@@ -1,0 +1,167 @@
+"""The width controller on simulated workloads: what it learns, when it goes plain, and which rule wins."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oneglance.bench.rules import _best_in_hindsight, compare_rules
+from oneglance.pace import NUM_KNOTS, RULES, WARM_ROUNDS, Calibration, Controller, Outlook
+from pacing import costs_of, lengths, play, simulated_rounds
+
+trees = st.lists(st.tuples(st.lists(st.floats(-20, 0), max_size=30), st.integers(0, 30)), max_size=40)
+
+
+@given(st.floats(-30, 0))
+def test_a_cold_calibration_is_the_identity(score: float) -> None:
+    assert Calibration()(score) == pytest.approx(math.exp(score), rel=1e-9)
+
+
+@given(trees, st.lists(st.floats(-30, 0), min_size=2))
+def test_a_calibration_keeps_the_order_of_nodes(seen: list[tuple[list[float], int]], scores: list[float]) -> None:
+    """Whatever it has seen: masses then fall along a best-first tree, and the stop is exact."""
+    calibration = Calibration()
+    for own, num_accepted in seen:
+        calibration.learn(own, range(min(num_accepted, len(own))))
+    masses = [calibration(score) for score in sorted(scores, reverse=True)]
+    assert all(0 <= mass <= 1 + 1e-9 for mass in masses)
+    assert all(high >= low * (1 - 1e-9) for high, low in itertools.pairwise(masses))
+
+
+def taught(honesty: float, num_rounds: int = 600) -> Calibration:
+    calibration = Calibration()
+    rounds = simulated_rounds(num_rounds, seed=1, honesty=honesty)
+    for places, scores in zip(rounds.places, rounds.scores, strict=True):
+        calibration.learn(scores[:40].tolist(), (places[places <= 40] - 1).tolist())
+    return calibration
+
+
+def test_an_honest_head_keeps_its_scores() -> None:
+    calibration = taught(1.0)
+    for mass in (0.9, 0.5, 0.2, 0.05):
+        assert calibration(math.log(mass)) == pytest.approx(mass, rel=0.3)
+
+
+def test_a_boastful_head_is_discounted() -> None:
+    """Against the accepted share of all nodes of a fresh set of rounds, in four bands of mass."""
+    calibration, fresh = taught(0.4), simulated_rounds(600, seed=2, honesty=0.4)
+    scores, places = fresh.scores[:, :40].ravel(), fresh.places
+    hits = np.zeros((len(places), 40))
+    for row, own in enumerate(places):
+        hits[row, own[own <= 40] - 1] = 1
+    for low, high in ((0.02, 0.05), (0.05, 0.15), (0.15, 0.4), (0.4, 0.9)):
+        band = (np.exp(scores) > low) & (np.exp(scores) <= high)
+        seen, said = hits.ravel()[band].mean(), np.mean([calibration(s) for s in scores[band]])
+        claimed = np.exp(scores[band]).mean()
+        assert abs(said - seen) < abs(claimed - seen) / 2, (low, high, seen, said, claimed)
+
+
+def test_a_calibration_survives_a_round_trip_and_refuses_another_size() -> None:
+    controller = Controller(costs_of(), calibration=taught(0.5, 50))
+    again = Controller.resume(costs_of(), controller.learned())
+    assert [again.calibration(s) for s in (-0.1, -2.0, -9.0)] == pytest.approx(
+        [Calibration(controller.calibration.hits, controller.calibration.promised)(s) for s in (-0.1, -2.0, -9.0)]
+    )
+    assert Controller.resume(costs_of(), {}).calibration(-1.0) == pytest.approx(math.exp(-1))
+    for wrong in ([1.0], [-1.0] * NUM_KNOTS, [math.nan] * NUM_KNOTS):
+        with pytest.raises(ValueError, match="none below 0"):
+            Calibration(wrong, wrong)
+
+
+# Going plain -----------------------------------------------------------------------------------------------------
+
+ONE_LETTER = 2  # the letter comes from prefill, the end of the text from one round
+
+
+def test_one_letter_answers_cost_what_plain_decoding_costs() -> None:
+    """200 prompts from cold: at most 3 % more, although a draft would have to take in each prompt first."""
+    controller = Controller(costs_of(ingest=0.02))
+    played = play(controller, lengths(ONE_LETTER, 200), simulated_rounds(20, seed=3))
+    assert played.speedup >= 0.97
+    assert played.choices[0] == "draft", "a cold controller drafts"
+    warm = play(controller, lengths(ONE_LETTER, 200), simulated_rounds(20, seed=3))
+    assert warm.speedup >= 0.98
+
+
+def test_long_answers_are_drafted_throughout() -> None:
+    played = play(Controller(costs_of(ingest=0.02)), lengths(120, 30), simulated_rounds(300, seed=4))
+    assert played.choices.count("plain") <= 0.03 * len(played.choices)
+    assert played.speedup > 1.3
+
+
+def test_long_answers_among_short_ones_are_drafted_after_a_step() -> None:
+    """What the first step costs a long answer is little; what a draft costs a short one is a multiple of it."""
+    controller = Controller(costs_of(ingest=0.05))
+    mixed = [ONE_LETTER] * 9 + [120]
+    play(controller, mixed * 5, simulated_rounds(300, seed=5))
+    assert controller.choose(Outlook(100, 1, 1000, 100)) == "plain"
+    assert controller.choose(Outlook(101, 2, 1000, 101)) == "draft"
+    assert play(controller, [120], simulated_rounds(300, seed=6)).speedup > 1.2
+
+
+def test_a_hopeless_head_costs_little_and_is_noticed_when_it_recovers() -> None:
+    controller = Controller(costs_of(plain=4.0, draft=3.0, first=6.0, ingest=0.02))
+    hopeless = simulated_rounds(200, seed=7, honesty=-1.0)
+    assert play(controller, lengths(100, 60), hopeless).speedup >= 0.95
+    late = play(controller, lengths(100, 20), hopeless)
+    assert late.speedup >= 0.98
+    assert "probe" in late.choices
+    good = simulated_rounds(200, seed=8, sharpness=12.0)
+    play(controller, lengths(100, 60), good)
+    again = play(controller, lengths(100, 20), good)
+    assert again.choices.count("draft") > 0.8 * len(again.choices)
+
+
+def test_a_cap_of_one_token_is_never_drafted_for() -> None:
+    assert Controller(costs_of()).choose(Outlook(100, 1, 1, 100)) == "plain"
+
+
+# The rules -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("honesty", [1.0, 0.5])
+def test_the_exchange_rate_is_as_good_as_any_fixed_width_and_better_than_greed(honesty: float) -> None:
+    rounds = simulated_rounds(800, seed=9, honesty=honesty)
+    rates = {
+        result.rule: result.tokens_per_ms
+        for result in compare_rules(
+            rounds, costs_of(plain=3.0, draft=0.5, first=3.2, slope=0.08), context=0, budgets=(3, 7, 15, 31, 63, 127)
+        )
+    }
+    fixed = max(rate for rule, rate in rates.items() if rule.startswith("fixed/"))
+    assert rates["exchange"] >= 0.995 * fixed
+    assert rates["exchange"] >= rates["throughput"] * 0.999
+    assert rates["oracle"] >= max(rates.values())
+
+
+def test_the_oracle_of_the_replay_is_the_best_ratio_of_sums() -> None:
+    """Against every assignment of widths to four rounds."""
+    rounds = simulated_rounds(4, seed=10)
+    ms = np.array([5.0 + 0.3 * n for n in range(128)])
+    nodes = _best_in_hindsight(rounds, ms)
+    useful = [sorted({0, *(int(p) for p in row if p <= 60)}) for row in rounds.places]
+
+    def rate(chosen: tuple[int, ...]) -> float:
+        return float((rounds.accepted(np.array(chosen)) + 1).sum() / ms[list(chosen)].sum())
+
+    assert rate(tuple(nodes.tolist())) == pytest.approx(max(map(rate, itertools.product(*useful))))
+
+
+def test_the_rate_is_unknown_while_cold() -> None:
+    controller = Controller(costs_of())
+    for _ in range(WARM_ROUNDS):
+        assert controller.rate is None
+        controller.learn("draft", Outlook(100, 1, 99, 0), [-0.1], [0], 2)
+    assert controller.rate == pytest.approx(2 / controller.costs.at(64).drafted_ms(1))
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_what_a_round_costs_decides_its_width(rule: str) -> None:
+    rounds = simulated_rounds(200, seed=11)
+    wide, narrow = (
+        play(Controller(costs_of(slope=slope), rule), lengths(100, 20), rounds).nodes for slope in (0.0, 0.5)
+    )
+    assert np.mean(wide) > 2 * np.mean(narrow)
