@@ -55,6 +55,13 @@ def decoded(target: Target, drafter: Any, inputs: Inputs, **options: Any) -> Gen
     return stream.generation
 
 
+@torch.inference_mode()
+def hf_pass(target: Target, inputs: Inputs, **options: Any) -> Any:
+    """The unmodified model over a whole sequence."""
+    is_image = (inputs.tensors["input_ids"] == target.model.config.image_token_id).int()
+    return target.model(**{"mm_token_type_ids": is_image, **inputs.tensors}, **options)
+
+
 @pytest.mark.parametrize("model_type", ["qwen3_vl", "qwen2_5_vl"])
 def test_saliency_is_the_models_own_attention_on_the_image(model_type: str) -> None:
     target = tiny_target(model_type)
@@ -66,7 +73,7 @@ def test_saliency_is_the_models_own_attention_on_the_image(model_type: str) -> N
     whole = target.extend(inputs, text[:5])
     target.model.set_attn_implementation("eager")
     try:
-        out = target.model(**whole.tensors, output_attentions=True)
+        out = hf_pass(target, whole, output_attentions=True)
     finally:
         target.model.set_attn_implementation("sdpa")
     is_image = [i in target.placeholder_ids for i in whole.token_ids]
@@ -148,7 +155,7 @@ def test_another_image_is_followed_along_the_same_text(target: Target, inputs: I
         prompt="p",
     )
     whole = target.extend(other, done.token_ids)
-    logits = target.model(**whole.tensors).logits[0].double()
+    logits = hf_pass(target, whole).logits[0].double()
     for row in rows:  # entropies are those of one unpacked pass over the text under the other image
         log_p = logits[row.position].log_softmax(-1)
         assert row.h_nats == pytest.approx(float(-(log_p.exp() * log_p).sum()), abs=1e-3)
