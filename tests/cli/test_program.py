@@ -77,6 +77,13 @@ def test_unknown_command_is_a_usage_error_with_a_suggestion(run: Run) -> None:
     assert "Did you mean 'generate'?" in result.err
 
 
+def test_commands_of_two_words(run: Run) -> None:
+    assert "LOG" in run("probe", "saliency", "--help").out
+    result = run("probe")
+    assert (result.code, result.out) == (2, "")
+    assert "probe image" in result.err
+
+
 def test_no_command_shows_the_help(run: Run) -> None:
     result = run()
     assert result.code in (0, 2)

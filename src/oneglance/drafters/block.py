@@ -132,11 +132,15 @@ class BlockDrafter:
 
     def with_budget(self, budget: int) -> BlockDrafter:
         """The same head with trees of another size."""
+        return self.with_policy(self.policy, budget)
+
+    def with_policy(self, policy: Callable[[BlockMarginals, int], TokenTree], budget: int) -> BlockDrafter:
+        """The same head with trees of another kind and size."""
         return BlockDrafter(
             self.head,
             self.target,
             name=self._name,
-            policy=self.policy,
+            policy=policy,
             budget=budget,
             branch_k=self.branch_k,
             rescorer=self.rescorer,

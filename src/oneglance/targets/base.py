@@ -40,6 +40,7 @@ class Target:
 
     model_types: ClassVar[tuple[str, ...]] = ()
     takes_images: ClassVar[bool] = False
+    has_image_rows: ClassVar[bool] = True  # an image enters as rows of the sequence
     auto_class: ClassVar[str] = "AutoModelForCausalLM"
 
     def __init__(self, model: PreTrainedModel, processor: Any, *, name: str, passes: Passes | None = None) -> None:
@@ -229,6 +230,19 @@ class Target:
     def count_images(self, tensors: Mapping[str, Tensor]) -> int:
         """Images in HF-style inputs."""
         return 0
+
+    def image_rows(self, inputs: Inputs) -> Tensor:
+        """(I,) places of a prompt's image rows; empty where images do not enter as rows."""
+        ids = inputs.tensors["input_ids"][0]
+        images = torch.tensor(self.placeholder_ids if self.has_image_rows else (), dtype=ids.dtype, device=ids.device)
+        return torch.isin(ids, images).nonzero()[:, 0]
+
+    def without_images(self, inputs: Inputs) -> Inputs:
+        """The prompt's text alone: no image, no image rows."""
+        ids = inputs.tensors["input_ids"]
+        is_text = torch.ones(ids.shape[1], dtype=torch.bool, device=ids.device)
+        is_text[self.image_rows(inputs)] = False
+        return Inputs({"input_ids": ids[:, is_text]})
 
     def extend(self, inputs: Inputs, token_ids: Sequence[int]) -> Inputs:
         """The prompt followed by text tokens: what a teacher-forced pass over an answer takes."""
