@@ -3,7 +3,7 @@
 import logging
 import sys
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -16,7 +16,7 @@ QWEN3, QWEN25 = (place.split(":") for place in sglang.MODELS)
 class Stack:
     """A decoder without a setter, as dense Qwen3 has it."""
 
-    layers_to_capture: list[int] = []
+    layers_to_capture: ClassVar[list[int]] = []
 
 
 class StackThatKnows(Stack):

@@ -1,4 +1,4 @@
-"""SGLang: the command that serves a target with a block head as a chain, and the plugin without which it does not start.
+"""SGLang: the command that serves a target with a block head as a chain, and the plugin that it needs for Qwen VLMs.
 
 SGLang asks a target for the layers that a DFLASH head reads. In every version read so far (0.5.11 to 0.5.23) dense
 Qwen3-VL answers with an AttributeError and Qwen2.5-VL not at all, although both can do it for EAGLE-3 under the same

@@ -42,6 +42,7 @@ class Target:
 
     model_types: ClassVar[tuple[str, ...]] = ()
     takes_images: ClassVar[bool] = False
+    takes_encoded: ClassVar[bool] = False
     auto_class: ClassVar[str] = "AutoModelForCausalLM"
 
     def __init__(self, model: PreTrainedModel, processor: Any, *, name: str, passes: Passes | None = None) -> None:
