@@ -46,6 +46,7 @@ COMMANDS: dict[str, Row] = {
     "run": Row("oneglance.commands.run:run", DECODE, "Ask one question about every page of a folder, into a file."),
     "chat": Row("oneglance.commands.chat:chat", DECODE, "Talk about images, turn by turn."),
     "serve": Row("oneglance.commands.serve:serve", DECODE, "Answer OpenAI clients, and show a page to try it on."),
+    "engine": Row("oneglance.commands.engine:engine", DECODE, "Print or start the command for vLLM or SGLang."),
     "doctor": Row("oneglance.commands.doctor:doctor", CHECK, "Check this machine, a target and its draft head."),
     "inspect": Row("oneglance.commands.inspect:inspect", CHECK, "Show a target or a draft head, and whether two fit."),
     "audit": Row("oneglance.commands.audit:audit", CHECK, "Compare every output with an independent plain loop."),

@@ -41,6 +41,7 @@ class Target:
     model_types: ClassVar[tuple[str, ...]] = ()
     takes_images: ClassVar[bool] = False
     has_image_rows: ClassVar[bool] = True  # an image enters as rows of the sequence
+    takes_encoded: ClassVar[bool] = False
     auto_class: ClassVar[str] = "AutoModelForCausalLM"
 
     def __init__(self, model: PreTrainedModel, processor: Any, *, name: str, passes: Passes | None = None) -> None:
