@@ -268,5 +268,4 @@ def load(
         attention=attention,
         fixed_for_budget=budget if fixed_shape and budget != "auto" else None,
     )
-    options = {"policy": chosen, "budget": budget, "branch_k": branch_k}
-    return Decoder(opened, at_budget(bind, opened, keeps=True, **options))
+    return Decoder(opened, at_budget(bind, opened, budget=budget, keeps=True, policy=chosen, branch_k=branch_k))

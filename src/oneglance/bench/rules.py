@@ -74,7 +74,7 @@ def _best_in_hindsight(rounds: Replay, ms: np.ndarray) -> np.ndarray:
     tokens = 1.0 + np.stack([rounds.accepted(n) for n in range(len(ms))], axis=1)  # (R, N+1)
     rate = 0.0
     while True:
-        nodes = (tokens - rate * ms).argmax(axis=1)
+        nodes: np.ndarray = (tokens - rate * ms).argmax(axis=1)
         better = float(tokens[np.arange(len(nodes)), nodes].sum() / ms[nodes].sum())
         if better <= rate * (1 + 1e-12):
             return nodes
