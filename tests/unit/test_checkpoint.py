@@ -410,8 +410,9 @@ def test_a_local_fine_tune_is_noticed(target: Target) -> None:
     ("condition", "thinking"),
     [("enable_thinking is defined and enable_thinking", False), ("not (enable_thinking is false)", True), ("1", None)],
 )
-def test_the_thinking_flag_of_a_template_is_known(condition: str, thinking: bool | None) -> None:
-    target = tiny_target("qwen3")
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_vl"])
+def test_the_thinking_flag_of_a_template_is_known(family: str, condition: str, thinking: bool | None) -> None:
+    target = tiny_target(family)
     target.processor.chat_template = f"{{{{ messages[0].role }}}}{{% if {condition} %}}<think>{{% endif %}}"
     assert target.fingerprint()["thinking"] is thinking
 

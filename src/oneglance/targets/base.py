@@ -168,7 +168,7 @@ class Target:
             "target_geometry_sha256": identity.geometry_sha256(self.model.config),
             "target_weights_sha256": identity.weights_sha256(self.model),
             "chat_template_sha256": identity.sha256(str(template)) if template else None,
-            "thinking": identity.thinks(self.chat_renderer) if template else None,
+            "thinking": identity.thinks(self.tokenizer, template) if template else None,
             "quantisation": identity.quantisation(self.model.config),
         }
 

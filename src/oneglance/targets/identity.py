@@ -43,12 +43,13 @@ def quantisation(config: Any) -> str | None:
     return None if method is None else str(getattr(method, "value", method))
 
 
-def thinks(renderer: Any) -> bool | None:
-    """Whether prompts ask for thinking, where the chat template (of a processor or tokenizer) has such a flag."""
+def thinks(tokenizer: Any, template: str) -> bool | None:
+    """Whether prompts ask for thinking, where the chat template has such a flag; None where it has not."""
     with contextlib.suppress(TemplateError, TypeError, ValueError):
         plain, on, off = (
-            renderer.apply_chat_template(
+            tokenizer.apply_chat_template(
                 [{"role": "user", "content": [{"type": "text", "text": "?"}]}],
+                chat_template=template,
                 tokenize=False,
                 add_generation_prompt=True,
                 **flag,
