@@ -103,7 +103,7 @@ def eagle3_log_q(
         hidden = head.fc(features[position]) if position < len(features) else output
         embedded = target.embedding(torch.tensor(sequence[position + 1]))
         x = torch.cat([layer.input_layernorm(embedded), layer.hidden_norm(hidden)])
-        angles = position * head.inv_freq.repeat(2)
+        angles = position * head.rope.inv_freq.repeat(2)
 
         def turn(rows: Tensor, angles: Tensor = angles) -> Tensor:
             first, second = rows.chunk(2, -1)

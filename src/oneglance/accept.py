@@ -6,7 +6,7 @@ row that the walk visits is processed and chosen from as plain decoding would, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,13 +52,16 @@ def gumbel(seed: int, position: int, size: int, token_ids: torch.Tensor | None =
     return torch.from_numpy(-np.log(-np.log(uniform)))
 
 
-def walk(tree: TokenTree, choose: Callable[[int, Sequence[int]], int | None]) -> Verdict:
-    """Walk the tree along the target's choices, to the first that was not proposed (Def. 1).
+def walk(
+    tree: TokenTree, choose: Callable[[int, Sequence[int]], int | None], *, eos_ids: Collection[int] = ()
+) -> Verdict:
+    """Walk the tree along the target's choices, to the first that was not proposed or that ends the text (Def. 1).
 
     Args:
         tree: the verified tree.
         choose: packed node and the tokens chosen before it, root excluded → the target's token after that node, or None
             to leave that choice to a single step.
+        eos_ids: plain decoding makes no choice after one of these, and no processor sees a prefix past it.
     """
     path = [0]
     token_ids: list[int] = []
@@ -68,19 +71,20 @@ def walk(tree: TokenTree, choose: Callable[[int, Sequence[int]], int | None]) ->
             return Verdict(tuple(path[:-1]), tuple(token_ids), is_gated=True)
         token_ids.append(token)
         child = tree.children[path[-1]].get(token)
-        if child is None:
-            return Verdict(tuple(path), tuple(token_ids))
+        if child is None or token in eos_ids:
+            return Verdict(tuple(path), tuple(token_ids), is_ended=child is not None)
         path.append(child)
 
 
-def greedy(tree: TokenTree, choices: Sequence[int]) -> Verdict:
+def greedy(tree: TokenTree, choices: Sequence[int], *, eos_ids: Collection[int] = ()) -> Verdict:
     """Walk the tree along known choices.
 
     Args:
         tree: the verified tree.
         choices: (N+1,) the target's token after each packed node.
+        eos_ids: as in ``walk``.
     """
-    return walk(tree, lambda node, _: choices[node])
+    return walk(tree, lambda node, _: choices[node], eos_ids=eos_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,17 +121,25 @@ class Decision:
 class Rule:
     """What greedy and sampled acceptance share: process a row, choose, walk on.
 
-    Processors see the prefix and the path walked so far, in order, once a row and only at rows that the walk visits:
-    exact for stateful ones as well.
+    Processors see the prefix and the path walked so far, in order, once a row and only at rows that the walk visits,
+    none of them past the end of the text: exact for stateful ones as well.
 
     Args:
         processor: transformers' logits processors, or None.
         watch: sees every choice that is made, in order.
+        eos_ids: tokens that end the text.
     """
 
-    def __init__(self, processor: LogitsProcessor | None = None, watch: Callable[[Decision], None] | None = None):
+    def __init__(
+        self,
+        processor: LogitsProcessor | None = None,
+        watch: Callable[[Decision], None] | None = None,
+        *,
+        eos_ids: Collection[int] = (),
+    ) -> None:
         self.processor = processor
         self.watch = watch
+        self.eos_ids = frozenset(eos_ids)
 
     def first(self, row: torch.Tensor, prefix: Sequence[int]) -> int:
         """The first token, from the last prefill row (V,)."""
@@ -135,7 +147,7 @@ class Rule:
 
     def __call__(self, tree: TokenTree, rows: torch.Tensor, prefix: Sequence[int]) -> Verdict:
         """The verdict on ``tree`` from its rows (N+1, V); ``prefix`` ends with the root."""
-        return walk(tree, lambda node, chosen: self._choose(rows[node], [*prefix, *chosen]))
+        return walk(tree, lambda node, chosen: self._choose(rows[node], [*prefix, *chosen]), eos_ids=self.eos_ids)
 
     def decide(self, row: torch.Tensor, prefix: Sequence[int]) -> Decision:
         """What this rule takes from a row (V,) after ``prefix``."""
@@ -163,7 +175,7 @@ class Greedy(Rule):
     def __call__(self, tree: TokenTree, rows: torch.Tensor, prefix: Sequence[int]) -> Verdict:
         """The verdict on ``tree`` from its rows (N+1, V); ``prefix`` ends with the root."""
         if self.processor is None and self.watch is None:
-            return greedy(tree, argmax(rows).tolist())
+            return greedy(tree, argmax(rows).tolist(), eos_ids=self.eos_ids)
         return super().__call__(tree, rows, prefix)
 
     def decide(self, row: torch.Tensor, prefix: Sequence[int]) -> Decision:
@@ -182,6 +194,7 @@ class Sampled(Rule):
         seed: of the draws.
         processor: temperature and filters among its steps.
         watch: sees every choice that is made, in order.
+        eos_ids: tokens that end the text.
         temperature: of the processor, for margins.
     """
 
@@ -191,9 +204,10 @@ class Sampled(Rule):
         processor: LogitsProcessor | None = None,
         watch: Callable[[Decision], None] | None = None,
         *,
+        eos_ids: Collection[int] = (),
         temperature: float = 1.0,
     ) -> None:
-        super().__init__(processor, watch)
+        super().__init__(processor, watch, eos_ids=eos_ids)
         self.seed = seed
         self.temperature = temperature
 
@@ -241,4 +255,4 @@ class Gated:
             decision = self.rule.decide(rows[node], [*prefix, *chosen])
             return None if decision.margin < self.delta else self.rule.take(decision)
 
-        return walk(tree, choose)
+        return walk(tree, choose, eos_ids=self.rule.eos_ids)

@@ -17,7 +17,7 @@ from oneglance.core import Generation, Round
 
 def num_kept_accepted(done: Round) -> int:
     """Accepted tokens of a round that were kept, the bonus not among them."""
-    return min(done.verdict.num_accepted, len(done.token_ids))
+    return done.num_accepted
 
 
 @dataclass(frozen=True, slots=True)

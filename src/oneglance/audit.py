@@ -129,7 +129,7 @@ class Divergence:
         case, task, arm: which prompt, its task, and which drafter configuration.
         position: 0-based index among the new tokens.
         expected, got: token ids of the reference and of ours; None past an end.
-        gap: the reference's top-2 logit gap there.
+        gap: the reference's top-2 logit gap there; None past its end.
         perturbation: largest difference of the two loops' rows on this prompt, up to there.
         verdict: tie if both loops agree there in float64, else bug.
     """
@@ -140,7 +140,7 @@ class Divergence:
     position: int
     expected: int | None
     got: int | None
-    gap: float
+    gap: float | None
     perturbation: float
     verdict: Literal["tie", "bug"]
 
@@ -286,7 +286,7 @@ def audit(
                         position=at,
                         expected=truth.token_ids[at] if at < len(truth.token_ids) else None,
                         got=got.token_ids[at] if at < len(got.token_ids) else None,
-                        gap=truth.gaps[at] if at < len(truth.gaps) else float("nan"),
+                        gap=truth.gaps[at] if at < len(truth.gaps) else None,
                         perturbation=moved,
                         verdict=judge(target, others[name], case.inputs, params, at, truth, moved),
                     )

@@ -46,6 +46,7 @@ COMMANDS: dict[str, Row] = {
     "run": Row("oneglance.commands.run:run", DECODE, "Ask one question about every page of a folder, into a file."),
     "chat": Row("oneglance.commands.chat:chat", DECODE, "Talk about images, turn by turn."),
     "serve": Row("oneglance.commands.serve:serve", DECODE, "Answer OpenAI clients, and show a page to try it on."),
+    "engine": Row("oneglance.commands.engine:engine", DECODE, "Print or start the command for vLLM or SGLang."),
     "doctor": Row("oneglance.commands.doctor:doctor", CHECK, "Check this machine, a target and its draft head."),
     "inspect": Row("oneglance.commands.inspect:inspect", CHECK, "Show a target or a draft head, and whether two fit."),
     "plan": Row("oneglance.commands.plan:plan", CHECK, "Say what decoding will hold in memory, without loading it."),
@@ -65,6 +66,17 @@ COMMANDS: dict[str, Row] = {
     "law": Row("oneglance.commands.law:law", STUDY, "Fit the entropy law to round logs, and say whether it holds."),
     "tail": Row("oneglance.commands.tail:tail", STUDY, "Test whether the entropy floor runs longer than one hazard."),
     "width": Row("oneglance.commands.width:width", STUDY, "Replay width policies on a log's own marginals."),
+    "probe image": Row(
+        "oneglance.commands.probe:image", STUDY, "Set the right image against another one, on one trajectory."
+    ),
+    "probe saliency": Row(
+        "oneglance.commands.probe:saliency", STUDY, "Ask whether attention on the image says more than entropy."
+    ),
+    "ablate conditioning": Row(
+        "oneglance.commands.ablate:conditioning", STUDY, "Take the drafter's visual state away, or swap it."
+    ),
+    "ablate layers": Row("oneglance.commands.ablate:layers", STUDY, "Leave out some of the layers that a head reads."),
+    "transfer": Row("oneglance.commands.transfer:transfer", STUDY, "Fit the law across drafters, targets, modalities."),
     "collect": Row("oneglance.commands.collect:collect", TRAIN, "Write the target's own answers to prompts as traces."),
     "train": Row("oneglance.commands.train:train", TRAIN, "Train a draft head on traces, by a recipe."),
     "train-matched": Row(
@@ -104,7 +116,10 @@ def say(kind: str, message: object) -> None:
 
 
 class LazyGroup(TyperGroup):
-    """Lists commands from the table, panel by panel in plain text; imports the one that is chosen."""
+    """Lists commands from the table, panel by panel in plain text; imports the one that is chosen.
+
+    A name may have two words.
+    """
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         for panel in dict.fromkeys(row.panel for row in COMMANDS.values()):
@@ -112,7 +127,8 @@ class LazyGroup(TyperGroup):
                 formatter.write_dl([(name, row.help) for name, row in COMMANDS.items() if row.panel == panel])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name, stub, rest = super().resolve_command(ctx, args)
+        two = " ".join(args[:2])
+        name, stub, rest = super().resolve_command(ctx, [two, *args[2:]] if two in COMMANDS else args)
         return name, (_command(name) if name in COMMANDS else stub), rest
 
 

@@ -141,16 +141,18 @@ class Verdict:
         token_ids: the a accepted tokens and the bonus: (a+1,).
         is_gated: the walk left the choice after the last token to a single step: there is no bonus, path and tokens
             have length a, which may be 0, and the next round has the empty tree.
+        is_ended: the last token ends the text and was proposed: it is accepted, and no bonus follows.
     """
 
     path: tuple[int, ...]
     token_ids: tuple[int, ...]
     is_gated: bool = False
+    is_ended: bool = False
 
     @property
     def num_accepted(self) -> int:
         """Accepted length a, without the bonus."""
-        return len(self.token_ids) - (not self.is_gated)
+        return len(self.token_ids) - (not (self.is_gated or self.is_ended))
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +200,11 @@ class Round:
     t_host_ms: float = 0.0
 
     @property
+    def num_accepted(self) -> int:
+        """Accepted tokens that were kept; the accepted length a where nothing was cut."""
+        return min(self.verdict.num_accepted, len(self.token_ids))
+
+    @property
     def gated(self) -> bool:
         """Whether a row of this round was left to a single step."""
         return self.verdict.is_gated
@@ -236,8 +243,8 @@ class Generation:
 
     @property
     def accepted_histogram(self) -> dict[int, int]:
-        """Accepted length a, before any cut → number of rounds."""
-        return dict(sorted(Counter(r.verdict.num_accepted for r in self.rounds).items()))
+        """Accepted tokens that were kept → number of rounds; what a cut dropped counts here no more than in ``tau``."""
+        return dict(sorted(Counter(r.num_accepted for r in self.rounds).items()))
 
     @property
     def gate_rate(self) -> float:

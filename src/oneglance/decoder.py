@@ -33,6 +33,7 @@ from oneglance.targets import open_target
 from oneglance.targets.base import Target
 from oneglance.targets.chat import Message, encode
 from oneglance.targets.grammar import grammar_mask
+from oneglance.targets.hf import own_cap
 from oneglance.targets.processing import processors
 from oneglance.targets.state import Inputs
 from oneglance.tree import policy
@@ -140,9 +141,11 @@ class Decoder:
     def generate_ids(self, **inputs: Any) -> Tensor:
         """Drop-in for ``model.generate(**inputs, do_sample=False)``, or for sampling with ``temperature=…``.
 
+        The cap is ``max_new_tokens`` here too, 256 unless it is given, whatever the target's generation config says.
+
         Args:
             inputs: what the target's processor returned, ``input_ids`` (1, T), ``pixel_values``, …, and sampling
-                parameters as in ``generate``.
+                parameters as in ``generate``. ``do_sample`` may say again whether there is a temperature.
 
         Returns:
             (1, T + new) prompt and new tokens.
@@ -151,6 +154,9 @@ class Decoder:
             InputError: a batch, padding, video, or an argument that is not supported.
         """
         sampling = {name: inputs.pop(name) for name in SamplingOptions.__annotations__ if name in inputs}
+        is_drawn = bool(sampling.get("temperature"))
+        if bool(inputs.pop("do_sample", is_drawn)) != is_drawn:
+            raise InputError("do_sample and temperature contradict each other; temperature alone decides, 0 is greedy")
         generation = _exhausted(self.stream_inputs(self.target.wrap(inputs), SamplingParams(**sampling)))
         ids: Tensor = inputs["input_ids"]
         return torch.cat([ids, torch.tensor([generation.token_ids], dtype=torch.long).to(ids)], dim=1)
@@ -174,13 +180,17 @@ class Decoder:
             params: with a seed where the temperature is not 0.
             watch: sees every choice.
         """
+        cap = own_cap(self.target.model)
+        if cap is not None:
+            self.say_once(f"the target's generation config has {cap}; max_new_tokens of the call takes its place")
         processor = processors(self.target, inputs, params)
         if processor is not None:
             self._say_what_the_config_does(inputs, params)
-        rule: Rule = Greedy(processor, watch)
+        eos_ids = () if params.ignore_eos else self.target.eos_ids
+        rule: Rule = Greedy(processor, watch, eos_ids=eos_ids)
         if params.temperature:
             assert params.seed is not None, "stream_inputs draws one"
-            rule = Sampled(params.seed, processor, watch, temperature=params.temperature)
+            rule = Sampled(params.seed, processor, watch, eos_ids=eos_ids, temperature=params.temperature)
         return Gated(rule, params.gate) if params.gate else rule
 
     def _say_what_the_config_does(self, inputs: Inputs, params: SamplingParams) -> None:
@@ -232,7 +242,8 @@ def load(
         tree: ``best_first``, ``chain`` or ``fixed``.
         budget: nodes of the candidate tree, root excluded; ``auto`` for as many as pay on this machine, which is
             measured once (docs/width.md).
-        branch_k: ranks looked at per offset; default as many as the budget (exact).
+        branch_k: ranks looked at per offset; default all that a tree of the budget can hold, or the best 64 where a
+            rescorer compares each with each.
         dtype: ``auto``, ``float32``, ``bfloat16``, ``float16``, ``float64``.
         device: ``cpu``, ``cuda``, ``mps``.
         device_map: for accelerate, e.g. ``auto``.
@@ -257,5 +268,4 @@ def load(
         attention=attention,
         fixed_for_budget=budget if fixed_shape and budget != "auto" else None,
     )
-    bound = at_budget(bind, opened, budget=budget, keeps=True, policy=chosen, branch_k=branch_k)
-    return Decoder(opened, bound)
+    return Decoder(opened, at_budget(bind, opened, budget=budget, keeps=True, policy=chosen, branch_k=branch_k))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,17 +62,24 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for name, (allows, wanted) in _RANGES.items():
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, int | float) and allows(value)):
+            value, default = getattr(self, name), self.__dataclass_fields__[name].default
+            if value is None and default is None:
+                continue
+            if not (isinstance(value, int | float) and allows(value)):
                 raise InputError(f"{name} must be {wanted}, got {value!r}")
         for name in ("stop", "bad_words", "logits_processors"):
-            if isinstance(getattr(self, name), str) or callable(getattr(self, name)):
+            given = getattr(self, name)
+            if given is None and name != "bad_words":
+                raise InputError(f"{name} takes a sequence; leave it out, or write []")
+            if given is not None and (isinstance(given, str) or not isinstance(given, Iterable)):
                 raise InputError(f"{name} takes a sequence, got one value; write [{name}]")
         object.__setattr__(self, "stop", tuple(self.stop))
         object.__setattr__(self, "logits_processors", tuple(self.logits_processors))
         if self.bad_words is not None:
-            words = tuple(word if isinstance(word, str) else tuple(word) for word in self.bad_words)
-            object.__setattr__(self, "bad_words", words)
+            object.__setattr__(self, "bad_words", tuple(map(_bad_word, self.bad_words)))
+        odd = [stop for stop in self.stop if not isinstance(stop, str)]
+        if odd:
+            raise InputError(f"a stop string must be a string, got {odd[0]!r}; text cannot stop at token ids")
         if not all(self.stop):
             raise InputError("a stop string is empty; leave it out")
         if not all(self.bad_words or (True,)):
@@ -87,6 +94,14 @@ class SamplingParams:
             raise InputError(
                 f"min_new_tokens is {self.min_new_tokens} and max_new_tokens {self.max_new_tokens}; raise the latter"
             )
+
+
+def _bad_word(word: Any) -> str | tuple[int, ...]:
+    if isinstance(word, str):
+        return word
+    if not isinstance(word, Iterable):
+        raise InputError(f"a bad word must be a string or a sequence of token ids, got {word!r}")
+    return tuple(word)
 
 
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {

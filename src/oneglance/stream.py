@@ -34,7 +34,8 @@ class Step:
 class Stream(Iterator[Step]):
     """A generation in progress: iterate over its steps, then read ``generation``.
 
-    Closing it early (``close``, or leaving a ``with`` block) keeps what was decoded; target and drafter stay usable.
+    Closing it early (``close``, or leaving a ``with`` block) keeps what was decoded, text that was held back for a stop
+    string or a half character included; target and drafter stay usable.
     """
 
     def __init__(self, steps: Iterator[Step], finish: Callable[[], Generation]) -> None:
@@ -86,8 +87,7 @@ class Run:
         self.target = target
         self.inputs = inputs
         self.params = params
-        room = target.context_length - len(inputs.token_ids)
-        self.text = TextStream(target.tokenizer, params, eos_ids=target.eos_ids, context_room=room)
+        self.text = self._empty_text()
         self.recorder = Recorder(self.text, params.logprobs)
         self.rule = make_rule(self.recorder.watch)
         self.drafter = Guarded(drafter, warn)
@@ -96,7 +96,13 @@ class Run:
         self.prefill_ms = self.decode_ms = 0.0
 
     def steps(self) -> Iterator[Step]:
-        """The first token, then a step a round."""
+        """The first token, then a step a round. However it ends, ids, text and rounds agree afterwards."""
+        try:
+            yield from self._steps()
+        finally:
+            self._settle()
+
+    def _steps(self) -> Iterator[Step]:
         if not self.params.max_new_tokens:
             return
         recorder, rule = self.recorder, self.rule
@@ -113,6 +119,19 @@ class Run:
             self.rounds.append(done)
             yield Step(recorder.take(final=not self.text.room), done)
             window = time.perf_counter()
+
+    def _settle(self) -> None:
+        """End the text after the last whole round: drop what an interrupted one pushed, release what was held back."""
+        kept = 1 + sum(len(done.token_ids) for done in self.rounds)
+        if len(self.text.token_ids) > kept:
+            interrupted, self.text = self.text, self._empty_text()
+            self.text.push(interrupted.token_ids[:kept])
+            del self.recorder.logprobs[kept:]
+        self.text.close()
+
+    def _empty_text(self) -> TextStream:
+        target, room = self.target, self.target.context_length - len(self.inputs.token_ids)
+        return TextStream(target.tokenizer, self.params, eos_ids=target.eos_ids, context_room=room)
 
     def generation(self) -> Generation:
         """The result so far."""

@@ -92,6 +92,15 @@ def vision_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return saved(tiny_target("qwen3_vl"), tmp_path_factory.mktemp("vision"))
 
 
+@pytest.fixture(scope="session")
+def vision_head(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A head with random weights that fits ``vision_target``."""
+    target = tiny_target("qwen3_vl")
+    folder = tmp_path_factory.mktemp("vision-head")
+    save_checkpoint(tiny_head(target), folder, tiny_head_config(target))
+    return folder
+
+
 @pytest.fixture(autouse=True)
 def _own_process() -> Iterator[None]:
     """What a command's own process would have: no progress bars of others, and its own ``--threads``."""

@@ -1,6 +1,7 @@
 """``oneglance generate``: bad input, JSON, streaming to a pipe and to a terminal, interruption."""
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +247,14 @@ def test_pipe_gets_the_answer_as_it_is() -> None:
 def test_visible_keeps_what_can_be_printed() -> None:
     assert visible("naïve 文\n\t🙂") == "naïve 文\n\t🙂"
     assert visible("\x1b]0;title\x07") == "␛]0;title␇"
+
+
+def test_what_json_lacks_is_null(capsys: pytest.CaptureFixture[str]) -> None:
+    write_json({"gaps": [1.5, float("nan")], "error": {"most": -float("inf")}})
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
+        "gaps": [1.5, None],
+        "error": {"most": None},
+    }
 
 
 def test_json_holds_no_raw_control_character(capsys: pytest.CaptureFixture[str]) -> None:

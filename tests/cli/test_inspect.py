@@ -87,7 +87,7 @@ def test_misfit_exits_with_1_and_both_values(run: Run, text_head: Path) -> None:
 
 def test_what_costs_acceptance_is_noted(run: Run, tmp_path: Path) -> None:
     head = shutil.copytree(HEAD, tmp_path / "head")
-    edit(head, lambda config: config["oneglance"].update(target_config_sha256="0", chat_template_sha256="0"))
+    edit(head, lambda config: config["oneglance"].update(target_geometry_sha256="0", chat_template_sha256="0"))
     report = run("inspect", head, "builtin:reader", "--json").json
     assert report["compatibility"]["fits"] is True
     assert "another target config and chat template" in report["compatibility"]["notes"][0]

@@ -7,10 +7,12 @@ import sys
 import sysconfig
 import warnings
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
 from oneglance import __version__, cli
+from oneglance.commands import options
 from oneglance.core import InputError, OneglanceWarning
 
 from .conftest import PAGE, Run
@@ -57,6 +59,14 @@ def test_table_names_functions_that_exist(name: str) -> None:
     assert callable(getattr(importlib.import_module(module), function))
 
 
+def test_commands_that_decode_open_targets_by_the_same_options() -> None:
+    wanted = {name: getattr(options, name) for name in ("Target", "Dtype", "Device", "DeviceMap", "Attention")}
+    for name in ("demo", "generate", "doctor", "audit", "bench", "calibrate-gate"):
+        module, function = cli.COMMANDS[name].place.split(":")
+        taken = get_type_hints(getattr(importlib.import_module(module), function), include_extras=True).values()
+        assert [w for w, option in wanted.items() if option not in taken] == [], name
+
+
 def test_version(run: Run) -> None:
     assert run("--version").out == f"oneglance {__version__}\n"
 
@@ -65,6 +75,13 @@ def test_unknown_command_is_a_usage_error_with_a_suggestion(run: Run) -> None:
     result = run("generat")
     assert (result.code, result.out) == (2, "")
     assert "Did you mean 'generate'?" in result.err
+
+
+def test_commands_of_two_words(run: Run) -> None:
+    assert "LOG" in run("probe", "saliency", "--help").out
+    result = run("probe")
+    assert (result.code, result.out) == (2, "")
+    assert "probe image" in result.err
 
 
 def test_no_command_shows_the_help(run: Run) -> None:

@@ -1,10 +1,13 @@
 """What a target must be able to do is checked when it is opened, and said by name when it cannot."""
 
 import warnings
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from helpers import decode_ids, hf_generate, prompt
@@ -87,6 +90,60 @@ def test_bad_options_are_one_line(options: dict[str, str], message: str, tmp_pat
     with pytest.raises(TargetError, match=message) as error:
         open_target(name, **options)
     assert "\n" not in str(error.value)
+
+
+# Weights --------------------------------------------------------------------------------------------------------
+
+
+def truncated(weights: Path) -> None:
+    weights.write_bytes(weights.read_bytes()[:-1000])
+
+
+def pointer(weights: Path) -> None:
+    weights.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 2097\n")
+
+
+def without_a_norm(weights: Path) -> None:
+    save_file({k: v for k, v in load_file(weights).items() if "layers.3.mlp" not in k}, weights, {"format": "pt"})
+
+
+def with_another_shape(weights: Path) -> None:
+    save_file({**load_file(weights), "model.norm.weight": torch.ones(7)}, weights, {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (truncated, "truncated or a git-LFS pointer .*download it again"),
+        (pointer, "git lfs pull"),
+        (without_a_norm, r"lacks 3 tensors that its config asks for: model\.layers\.3\.mlp\.down_proj\.weight, "),
+        (with_another_shape, r"another shape of 1 tensors .*: model\.norm\.weight \(\[7\], not \[32\]\)"),
+    ],
+)
+def test_a_damaged_target_is_never_filled_up_with_random_weights(
+    damage: Callable[[Path], None], message: str, tmp_path: Path
+) -> None:
+    target = tiny_target("qwen3")
+    target.model.save_pretrained(tmp_path)
+    target.processor.save_pretrained(tmp_path)
+    assert open_target(str(tmp_path), probe=False).num_layers == 5
+    damage(tmp_path / "model.safetensors")
+    with pytest.raises(TargetError, match=message) as error:
+        open_target(str(tmp_path))
+    assert "\n" not in str(error.value)
+
+
+def test_a_target_too_large_for_its_device_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny_target("qwen3")
+    target.model.save_pretrained(tmp_path)
+    target.processor.save_pretrained(tmp_path)
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB\nmore")
+
+    monkeypatch.setattr(transformers.PreTrainedModel, "to", full)
+    with pytest.raises(TargetError, match="out of memory; use a smaller dtype, --device-map auto"):
+        open_target(str(tmp_path), device="cpu")
 
 
 # Row independence -----------------------------------------------------------------------------------------------

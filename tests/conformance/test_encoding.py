@@ -182,6 +182,26 @@ def test_what_cannot_be_encoded_is_named(
         encode(qwen3_vl, *arguments, **options)
 
 
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_vl", "mllama"])
+def test_messages_that_the_template_refuses_are_an_input_error(family: str) -> None:
+    """As Llama-3.2-Vision does with a system prompt beside an image."""
+    target = tiny_target(family)
+    refusal = "{% if messages[0].role == 'system' %}{{ raise_exception('no system prompt,\\nplease') }}{% endif %}"
+    for template in (refusal, "{{ messages[0].content + 3 }}"):
+        target.processor.chat_template = template
+        with pytest.raises(InputError, match=r"chat template refuses the messages .*; change") as error:
+            encode(target, "hi", system="s")
+        assert "\n" not in str(error.value)
+
+
+def test_parts_of_an_image_come_together(vision_target: Target) -> None:
+    """Without its pixels the model would read the embedding of the placeholder."""
+    whole = encode(vision_target, "x", images=[A]).tensors
+    for name in vision_target.image_names:
+        with pytest.raises(InputError, match=f"come together, and '{name}' is missing"):
+            Decoder(vision_target, NoDrafter()).generate_ids(**{k: v for k, v in whole.items() if k != name})
+
+
 def test_an_unreadable_image_is_an_image_error(qwen3_vl: Target) -> None:
     with pytest.raises(ImageError):
         encode(qwen3_vl, "x", images=[b"not an image"])

@@ -13,11 +13,12 @@ from conformance.conftest import tiny
 from helpers import PlannedDrafter, decode_ids, hf_generate, prompt
 from oneglance.accept import Greedy
 from oneglance.core import Drafter, OneglanceWarning, SamplingParams, TokenTree
-from oneglance.decode import decode, first_nodes, is_out_of_memory
+from oneglance.decode import decode, first_nodes
 from oneglance.decoder import Decoder
 from oneglance.drafters.block import BlockDrafter
 from oneglance.stream import Stream
 from oneglance.targets.base import Target
+from oneglance.targets.loading import is_out_of_memory
 from oneglance.targets.state import Inputs
 from oneglance.testing import random_tree, tiny_head
 from oneglance.text import TextStream
@@ -99,6 +100,8 @@ def test_a_fault_at_any_stage(stage: str, kind: str, late: bool, monkeypatch: py
         assert generation.finish_reason == "cancelled"
         assert 0 < len(generation.token_ids) < NUM_TOKENS
         assert generation.token_ids == reference[: len(generation.token_ids)]
+        assert len(generation.token_ids) == 1 + sum(len(r.token_ids) for r in generation.rounds), "a token of no round"
+        assert generation.text == target.tokenizer.decode(generation.token_ids, skip_special_tokens=True)
     assert decode_ids(decoder, inputs, NUM_TOKENS).generation.token_ids == reference
     assert next(stream, None) is None, "a stream that failed is at its end"
 

@@ -1,6 +1,7 @@
 """fp32 output equals ``generate(do_sample=False)`` token for token, whatever the drafter, tree or budget."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cache
 
 import pytest
@@ -48,6 +49,12 @@ def constant_head(target: Target) -> BlockHead:
     head = tiny_head(target)
     state = torch.linspace(-1, 1, target.hidden_size)
     head.forward = lambda block, *_: state.expand_as(block)  # type: ignore[method-assign]
+    return head
+
+
+def nan_head(target: Target) -> BlockHead:
+    head = tiny_head(target)
+    head.norm.weight.data.fill_(float("nan"))
     return head
 
 
@@ -111,9 +118,7 @@ def test_random_trees_give_the_targets_own_text(family: str, budget: int) -> Non
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_head_that_returns_nan_costs_speed_only(family: str) -> None:
     target, inputs, reference = problem(family)
-    head = tiny_head(target)
-    head.norm.weight.data.fill_(float("nan"))
-    decoder = Decoder(target, BlockDrafter(head, target))
+    decoder = Decoder(target, BlockDrafter(nan_head(target), target))
     with pytest.warns(OneglanceWarning, match="NaN") as caught:
         generation = decode_ids(decoder, inputs, NUM_TOKENS).generation
     assert len(caught) == 1
@@ -122,6 +127,34 @@ def test_a_head_that_returns_nan_costs_speed_only(family: str) -> None:
     assert generation.draft_passes == 0
     assert generation.fell_back is not None
     assert "NaN" in generation.fell_back
+
+
+@cache
+def prompts() -> list[tuple[Target, Inputs, list[int]]]:
+    """Ten prompts, over families and numbers of images, and their own greedy continuations."""
+    found = []
+    for index in range(10):
+        target = tiny(FAMILIES[index % len(FAMILIES)], "sdpa")
+        inputs = prompt(target, index % 3 if target.takes_images else 0, text=f"prompt {index}", seed=index)
+        found.append((target, inputs, hf_generate(target, inputs, 10)))
+    return found
+
+
+@pytest.mark.parametrize(
+    "budget", [pytest.param(1, marks=pytest.mark.slow), 63, pytest.param(127, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("kind", ["random", "constant", "always wrong", "nan"])
+def test_the_worst_heads_on_ten_prompts(kind: str, budget: int) -> None:
+    heads = {"random": random_head, "constant": constant_head, "nan": nan_head}
+    for target, inputs, reference in prompts():
+        drafter: Drafter = (
+            BlockDrafter(heads[kind](target), target, budget=budget)
+            if kind in heads
+            else PlannedDrafter(reference, len(inputs.token_ids), target.vocab_size, budget=budget, ranks=(None,))
+        )
+        with pytest.warns(OneglanceWarning, match="NaN") if kind == "nan" else nullcontext():
+            accepted = checks.check_identity(target, drafter, inputs, reference)
+        assert kind not in ("always wrong", "nan") or not any(accepted)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -12,6 +12,7 @@ from conformance import checks
 from conformance.conftest import tiny
 from helpers import PlannedDrafter, counting, decode_ids, hf_generate, hooks_of, pictures, prompt, seen_by
 from oneglance.core import DraftError, InputError, OneglanceWarning, SamplingParams, TokenTree
+from oneglance.decode import synchronise
 from oneglance.decoder import Decoder
 from oneglance.drafters.block import BlockDrafter
 from oneglance.drafters.head import BlockHead, HeadConfig
@@ -75,6 +76,7 @@ def test_tau_counts_kept_tokens_only(qwen3_vl: Target, inputs: Inputs, reference
     assert generation.token_ids == reference[:4]
     assert (generation.tau, len(generation.rounds)) == (3.0, 1)
     assert generation.rounds[0].verdict.num_accepted == 15
+    assert generation.accepted_histogram == {3: 1}
     assert (generation.rounds[0].cut, generation.finish_reason) == ("stop", "stop")
 
 
@@ -185,6 +187,54 @@ def test_steps_carry_all_tokens_and_all_text(qwen3_vl: Target, inputs: Inputs, r
     assert [piece.token_id for step in steps for piece in step.pieces] == reference
     assert "".join(step.text for step in steps) == stream.generation.text
     assert stream.generation.text == qwen3_vl.tokenizer.decode(reference, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 9])
+def test_text_that_was_held_back_comes_with_a_cancelled_generation(
+    qwen3_vl: Target, inputs: Inputs, reference: list[int], num_steps: int
+) -> None:
+    """Ids and text say the same: what might have become a stop string has not."""
+    spelled = qwen3_vl.tokenizer.decode(reference, skip_special_tokens=True)
+    stop = tuple(f"{character} and no more" for character in set(spelled))
+    decoder = Decoder(qwen3_vl, NoDrafter())
+    stream = decoder.stream_inputs(inputs, SamplingParams(40, stop=stop))
+    shown = "".join(next(stream).text for _ in range(num_steps))
+    stream.close()
+    generation = stream.generation
+    assert generation.token_ids == reference[:num_steps]
+    assert generation.text == qwen3_vl.tokenizer.decode(reference[:num_steps], skip_special_tokens=True) != shown
+    assert generation.finish_reason == "cancelled"
+
+
+def test_a_drafted_end_of_text_is_the_last_thing_that_processors_see(
+    qwen3_vl: Target, inputs: Inputs, reference: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = reference[5]
+    monkeypatch.setattr(qwen3_vl.model.generation_config, "eos_token_id", [end])
+    seen: list[list[int]] = []
+
+    def record(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        seen.append(input_ids[0, len(inputs.token_ids) :].tolist())
+        return scores
+
+    decoder = Decoder(qwen3_vl, planned(qwen3_vl, inputs, reference))
+    expected = reference[: reference.index(end) + 1]
+    for ignore_eos in (False, True):
+        seen.clear()
+        params = SamplingParams(12, logits_processors=(record,), ignore_eos=ignore_eos)
+        stream = decoder.stream_inputs(inputs, params)
+        assert len(list(stream)) == 2
+        assert stream.generation.token_ids == (reference[:12] if ignore_eos else expected)
+        assert seen == [reference[:i] for i in range(stream.generation.num_tokens)]
+
+
+def test_verify_is_timed_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that works on its own is waited for; the CPU needs no wait."""
+    waited: list[torch.device] = []
+    monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
+    for name in ("cpu", "cuda:1", "mps"):
+        synchronise(torch.device(name))
+    assert waited == [torch.device("cuda:1"), torch.device("mps")]
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 3])
@@ -345,6 +395,7 @@ def test_generate_ids_is_a_drop_in(vision_target: Target, num_images: int) -> No
     expected = vision_target.model.generate(**encoded, do_sample=False, max_new_tokens=10)
     decoder = Decoder(vision_target, BlockDrafter(tiny_head(vision_target), vision_target))
     assert torch.equal(decoder.generate_ids(**encoded, max_new_tokens=10), expected)
+    assert torch.equal(decoder.generate_ids(**encoded, max_new_tokens=10, do_sample=False), expected)
 
 
 IDS = torch.tensor([[1, 2, 3, 4]])
@@ -370,6 +421,8 @@ IDS = torch.tensor([[1, 2, 3, 4]])
         ({"input_ids": torch.tensor([[-1, 2]])}, "outside the vocabulary of 272"),
         ({"input_ids": torch.tensor([[1, 261]])}, "image placeholders but no image was given"),
         ({"input_ids": IDS, "max_new_tokens": -1}, "max_new_tokens must be at least 0"),
+        ({"input_ids": IDS, "do_sample": True}, "do_sample and temperature contradict each other"),
+        ({"input_ids": IDS, "do_sample": False, "temperature": 1.0}, "temperature alone decides"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(qwen3_vl: Target, arguments: dict[str, Any], message: str) -> None:
@@ -454,3 +507,15 @@ def test_what_the_generation_config_does_is_said_once(qwen3: Target) -> None:
         warnings.simplefilter("error")
         decode_ids(decoder, prompt(target), 3)
         decode_ids(Decoder(qwen3, NoDrafter()), prompt(qwen3), 3)
+
+
+def test_a_cap_of_the_generation_config_is_replaced_and_said_so_once() -> None:
+    target = tiny_target("qwen3")
+    target.model.generation_config.max_length = 3
+    decoder = Decoder(target, NoDrafter())
+    with pytest.warns(OneglanceWarning, match="generation config has max_length=3; max_new_tokens") as caught:
+        assert decode_ids(decoder, prompt(target), 5).generation.num_tokens == 5
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        decode_ids(decoder, prompt(target), 5)

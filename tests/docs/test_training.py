@@ -35,7 +35,8 @@ def test_the_long_way_runs_as_it_stands(
 
 def test_every_recipe_has_a_line() -> None:
     named = set(re.findall(r"`recipes/([\w.-]+)\.yaml`", TEXT))
-    assert named == {path.stem for path in (ROOT / "recipes").glob("*.yaml") if not path.stem.startswith("reader")}
+    recipes = {path.stem for path in (ROOT / "recipes").glob("*.yaml")}
+    assert {name for name in recipes if not name.startswith("reader")} <= named <= recipes
     for name in named:
         load_recipe(ROOT / "recipes" / f"{name}.yaml")
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessorList, NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
 from helpers import walk
-from oneglance.accept import Greedy, Sampled, argmax, greedy
+from oneglance.accept import Gated, Greedy, Sampled, argmax, greedy
 from oneglance.core import EMPTY_TREE, TokenTree
 from oneglance.testing import random_tree
 from oneglance.tree import from_path
@@ -91,6 +91,25 @@ def test_processors_see_prefix_and_path_once_a_row_in_order() -> None:
     assert recorder.seen == [[7, 8], [7, 8, 1], [7, 8, 1, 2]]
     assert Greedy(recorder).first(rows[0], [7]) == 1
     assert recorder.seen[-1] == [7]
+
+
+@pytest.mark.parametrize("kind", ["greedy", "watched", "sampled", "gated"])
+def test_no_choice_is_made_past_the_end_of_the_text(kind: str) -> None:
+    """A processor that keeps a state, or that knows nothing to say after the end, must never see it."""
+    tree = from_path([1, 2, 3, 4])
+    rows = torch.nn.functional.one_hot(torch.tensor([1, 2, 3, 4, 5]), 10).float() * 1e4
+    recorder, eos_ids = Recorder(), [9, 2]
+    rules = {
+        "greedy": Greedy(eos_ids=eos_ids),
+        "watched": Greedy(recorder, eos_ids=eos_ids),
+        "sampled": Sampled(3, recorder, eos_ids=eos_ids),
+        "gated": Gated(Greedy(recorder, eos_ids=eos_ids), 0.1),
+    }
+    verdict = rules[kind](tree, rows, [7])
+    assert (verdict.path, verdict.token_ids, verdict.is_gated) == ((0, 1), (1, 2), False)
+    assert verdict.num_accepted == 2, "it was proposed"
+    assert recorder.seen == ([] if kind == "greedy" else [[7], [7, 1]])
+    assert rules[kind](from_path([1]), rows[:2], [7]).num_accepted == 1, "here it is the bonus"
 
 
 def test_processors_do_not_write_into_the_rows() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -10,10 +11,12 @@ from oneglance.accept import Sampled
 from oneglance.audit import Case, Reference, audit, first_difference, hf_generate, reference
 from oneglance.core import Drafter, SamplingParams, TokenTree
 from oneglance.drafters.block import BlockDrafter
+from oneglance.drafters.plain import NoDrafter
 from oneglance.targets.base import Target
 from oneglance.targets.chat import encode
 from oneglance.targets.state import TargetState
 from oneglance.testing import lucky_drafter, tiny_head, tiny_target
+from oneglance.text import TextStream
 
 CAP = 24
 
@@ -93,6 +96,23 @@ def test_a_wrong_position_is_a_bug(target: Target, monkeypatch: pytest.MonkeyPat
     (divergence,) = report.divergences
     assert divergence.verdict == "bug"
     assert divergence.expected != divergence.got
+
+
+def test_going_on_past_the_references_end_is_a_bug_without_a_gap(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = reference(target, case(target).inputs, max_new_tokens=CAP).token_ids
+    target.model.generation_config.eos_token_id = free[5]
+    size = free.index(free[5]) + 1
+
+    def endless(*args: Any, **options: Any) -> TextStream:
+        return TextStream(*args, **{**options, "eos_ids": ()})
+
+    monkeypatch.setattr("oneglance.stream.TextStream", endless)
+    (report,) = list(audit(target, {"none": lambda _: NoDrafter()}, [case(target)], max_new_tokens=CAP))
+    (divergence,) = report.divergences
+    assert (divergence.position, divergence.expected, divergence.got) == (size, None, free[size])
+    assert (divergence.verdict, divergence.gap) == ("bug", None)
 
 
 def flip(target: Target, at: int, truth: Reference, noise: float) -> Callable[..., torch.Tensor]:

@@ -56,6 +56,14 @@ def test_the_papers_parameter_count() -> None:
     assert (config.rope_theta, config.wants_mrope) == (5e6, True)
 
 
+def test_frequencies_stay_as_they_are_in_half_precision(target: Target, tmp_path: Path) -> None:
+    head = tiny_eagle3(target)
+    checkpoint = load_eagle3(write(tmp_path, eagle3_raw(target), head.state_dict()))
+    built = checkpoint.build(dtype=torch.bfloat16, device=torch.device("cpu"))
+    assert built.fc.weight.dtype == torch.bfloat16
+    assert torch.equal(built.rope.inv_freq, 1e4 ** -(torch.arange(0, 8, 2) / 8))
+
+
 @pytest.mark.parametrize("layout", ["specforge", "with embedding", "speculators", "whole vocabulary", "int8 map"])
 def test_layouts(target: Target, tmp_path: Path, layout: str) -> None:
     changes: dict[str, Any] = {"draft_vocab_size": target.vocab_size} if layout == "whole vocabulary" else {}

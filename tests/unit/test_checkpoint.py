@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 import oneglance
@@ -331,8 +332,10 @@ def test_a_head_trained_for_this_very_target_is_silent(target: Target) -> None:
     ("key", "value", "what"),
     [
         ("target_revision", "0f0f0f", "target revision"),
-        ("target_config_sha256", "0f0f0f", "target config"),
+        ("target_geometry_sha256", "0f0f0f", "target config"),
+        ("target_weights_sha256", "0f0f0f", "fine-tune of the target"),
         ("chat_template_sha256", "0f0f0f", "chat template"),
+        ("thinking", True, "thinking flag"),
         ("quantisation", "gptq", "quantisation"),
     ],
 )
@@ -366,7 +369,56 @@ def test_the_fingerprint_does_not_depend_on_where_the_target_lies(target: Target
     target.processor.save_pretrained(tmp_path)
     again = open_target(str(tmp_path), probe=False)
     ours, theirs = target.fingerprint(), again.fingerprint()
-    assert ours["target_config_sha256"] == theirs["target_config_sha256"]
-    assert ours["chat_template_sha256"] == theirs["chat_template_sha256"]
-    eager = open_target(str(tmp_path), probe=False, attention="eager", dtype="bfloat16")
-    assert eager.fingerprint()["target_config_sha256"] == ours["target_config_sha256"]
+    names = ("target", "target_revision")
+    assert {k: v for k, v in ours.items() if k not in names} == {k: v for k, v in theirs.items() if k not in names}
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "mllama", "llama"])
+def test_the_fingerprint_does_not_depend_on_how_the_target_is_run(family: str, tmp_path: Path) -> None:
+    from oneglance.targets import open_target
+    from oneglance.targets.outline import outline_target
+
+    target = tiny_target(family)
+    target.model.save_pretrained(tmp_path)
+    target.processor.save_pretrained(tmp_path)
+    plain = open_target(str(tmp_path), probe=False).fingerprint()
+    assert plain["target_weights_sha256"] is not None
+    for dtype in ("bfloat16", "float64"):
+        assert open_target(str(tmp_path), probe=False, attention="eager", dtype=dtype).fingerprint() == plain
+    assert outline_target(str(tmp_path)).fingerprint() == {**plain, "target_weights_sha256": None}
+    assert open_target(str(tmp_path), probe=False, dtype="float16").fingerprint()["target_weights_sha256"] is None
+    config = json.loads((tmp_path / "config.json").read_text())
+    (config.get("text_config") or config)["a_key_of_another_version"] = None
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert open_target(str(tmp_path), probe=False).fingerprint() == plain
+
+
+def test_a_local_fine_tune_is_noticed(target: Target) -> None:
+    """The same config, no commit hash, and one matrix that moved."""
+    card = target.fingerprint()
+    tuned = tiny_target("qwen3")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_fit(fitted(target, card=card), tuned)
+    with torch.no_grad():
+        tuned.layers[2].self_attn.v_proj.weight.mul_(1.01)
+    with pytest.warns(OneglanceWarning, match="trained with another fine-tune of the target; output is unchanged"):
+        check_fit(fitted(target, card=card), tuned)
+
+
+@pytest.mark.parametrize(
+    ("condition", "thinking"),
+    [("enable_thinking is defined and enable_thinking", False), ("not (enable_thinking is false)", True), ("1", None)],
+)
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_vl"])
+def test_the_thinking_flag_of_a_template_is_known(family: str, condition: str, thinking: bool | None) -> None:
+    target = tiny_target(family)
+    target.processor.chat_template = f"{{{{ messages[0].role }}}}{{% if {condition} %}}<think>{{% endif %}}"
+    assert target.fingerprint()["thinking"] is thinking
+
+
+@pytest.mark.parametrize("block", [{"quant_method": "awq", "bits": 4}, transformers.AwqConfig(bits=4)])
+def test_a_quantised_target_says_so(block: Any) -> None:
+    target = tiny_target("qwen3")
+    target.model.config.quantization_config = block
+    assert target.fingerprint()["quantisation"] == "awq"

@@ -1,5 +1,6 @@
 """The block head against a straightforward second implementation built from transformers' Qwen3 blocks."""
 
+import copy
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -191,6 +192,16 @@ def test_a_sliding_layer_sees_its_window_and_nothing_ahead(window: int) -> None:
     torch.testing.assert_close(run(head, block, features, [mask, None, mask]), expected, atol=2e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("first", [None, 0, 2, 28])
+@pytest.mark.parametrize("used", [True, False])
+def test_sliding_layers_of_older_configs_are_those_of_qwen3(first: int | None, used: bool) -> None:
+    given = {"use_sliding_window": used, "sliding_window": 4}
+    given |= {} if first is None else {"max_window_layers": first}
+    theirs = transformers.Qwen3Config(num_hidden_layers=3, **given).layer_types
+    ours = config_of(**given)
+    assert [ours.window(i) for i in range(3)] == [4 if kind == "sliding_attention" else None for kind in theirs]
+
+
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6))
 @settings(max_examples=30)
 def test_context_rows_do_not_depend_on_when_they_come(sizes: list[int]) -> None:
@@ -206,6 +217,20 @@ def test_context_rows_do_not_depend_on_when_they_come(sizes: list[int]) -> None:
     for layer, (keys, values) in enumerate(whole):
         torch.testing.assert_close(torch.cat([p[layer][0] for p in pieces], 2), keys, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(torch.cat([p[layer][1] for p in pieces], 2), values, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("rope", [{"rope_type": "default"}, LLAMA3])
+def test_positions_turn_by_the_same_angles_in_every_precision(rope: dict[str, Any], dtype: torch.dtype) -> None:
+    """A frequency that is rounded with the weights would make another RoPE than the head was trained with."""
+    rope = {**rope, "rope_theta": SMALL["rope_theta"]}
+    positions = torch.arange(0, 500, 7)
+    expected = Golden({**SMALL, "rope_parameters": rope}).rotary(torch.zeros(1), positions[None])
+    head = BlockHead(config_of(rope_theta=None, rope_parameters=rope)).to(dtype)
+    assert head.fc.weight.dtype == dtype
+    for cast in (head, head.float(), copy.deepcopy(head).to_empty(device="cpu")):
+        for ours, theirs in zip(cast.rope(positions, torch.float32), expected, strict=True):
+            torch.testing.assert_close(ours, theirs[0], atol=1e-5, rtol=0)
 
 
 def test_the_block_sees_all_of_itself_and_of_the_context() -> None:
@@ -347,6 +372,19 @@ def test_nulls_are_absent() -> None:
         ({"dflash_config": {"mask_token_id": 49, "target_layer_ids": []}}, "target_layer_ids"),
         ({"dflash_config": [1]}, "dflash_config must be an object, got list"),
         ({"rope_scaling": {**LLAMA3, "factor": None}}, "rope_llama3"),
+        ({"mlp_bias": True}, "MLP biases"),
+        ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor 0\.5"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.25}}, r"partial_rotary_factor 0\.25"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+        ({"rms_norm_eps": -1e-6}, "rms_norm_eps"),
+        ({"rope_theta": float("inf")}, "rope_theta"),
+        ({"rope_theta": "big"}, "rope_theta"),
+        ({"head_dim": None, "num_attention_heads": "six"}, "num_attention_heads"),
+        ({"head_dim": None, "num_attention_heads": 0}, "num_attention_heads"),
+        ({"head_dim": None, "hidden_size": [24]}, "hidden_size"),
+        ({"layer_types": 3}, "layer_types"),
+        ({"layer_types": "full_attention"}, "layer_types"),
+        ({"use_sliding_window": True, "sliding_window": 4, "num_hidden_layers": "many"}, "num_hidden_layers"),
     ],
 )
 def test_what_the_head_cannot_compute_is_refused_by_name(overrides: dict[str, Any], message: str) -> None:

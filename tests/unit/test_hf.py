@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import transformers
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
+from oneglance.core import TargetError
 from oneglance.targets import hf
 
 CONFIG = transformers.Qwen3Config(num_hidden_layers=3, hidden_size=8, num_attention_heads=2, vocab_size=10)
@@ -134,10 +136,38 @@ def test_the_cache_argument_is_found_by_name(name: str) -> None:
     assert hf.cache_keyword(namespace["M"]()) == name
 
 
-def test_greedy_config_changes_a_copy() -> None:
+def model_with(**generation: Any) -> transformers.PreTrainedModel:
     model = transformers.AutoModelForCausalLM.from_config(CONFIG)
-    model.generation_config.update(do_sample=True, temperature=0.7, num_beams=4, repetition_penalty=1.2)
+    model.generation_config.update(**generation)
+    return model
+
+
+def test_greedy_config_changes_a_copy() -> None:
+    model = model_with(do_sample=True, temperature=0.7, repetition_penalty=1.2, max_length=5)
     config = hf.greedy_config(model, max_new_tokens=7)
-    assert (config.do_sample, config.num_beams, config.max_new_tokens) == (False, 1, 7)
+    assert (config.do_sample, config.max_length, config.max_new_tokens) == (False, None, 7)
     assert config.repetition_penalty == 1.2
-    assert (model.generation_config.do_sample, model.generation_config.num_beams) == (True, 4)
+    assert (model.generation_config.do_sample, model.generation_config.max_length) == (True, 5)
+
+
+@pytest.mark.parametrize(
+    ("generation", "message"),
+    [
+        ({"num_beams": 4}, "num_beams=4"),
+        ({"stop_strings": ["\n\n"]}, r"stop_strings=.* and give stop="),
+        ({"guidance_scale": 1.5}, r"guidance_scale=1\.5"),
+    ],
+)
+def test_another_search_than_token_by_token_is_refused_by_name(generation: dict[str, Any], message: str) -> None:
+    """``generate(do_sample=False)`` would not give the argmax of each row."""
+    with pytest.raises(TargetError, match=f"generation config sets {message}"):
+        hf.greedy_config(model_with(**generation), max_new_tokens=7)
+    hf.greedy_config(model_with(num_beams=1, guidance_scale=1.0), max_new_tokens=7)
+
+
+@pytest.mark.parametrize(
+    ("generation", "cap"),
+    [({}, None), ({"max_length": 9}, "max_length=9"), ({"max_new_tokens": 4, "max_length": 9}, "max_new_tokens=4")],
+)
+def test_the_configs_own_cap_is_known(generation: dict[str, Any], cap: str | None) -> None:
+    assert hf.own_cap(model_with(**generation)) == cap

@@ -112,7 +112,7 @@ def _official(task: OfficialTask, item: Item) -> Case:
         return Grade(task.score(answer, item.answers), 1)
 
     def images() -> list[Image.Image]:
-        return [shrink(image, task.long_side_px) for image in item.open()]
+        return [shrink(load_image(source), task.long_side_px) for source in item.find()]
 
     has_answers = bool(item.answers) and task.metric != "none"
     return Case(item.id, task.name, task.ask(item), images, grade if has_answers else None, metric=task.metric)

@@ -8,7 +8,7 @@ rounds hold their distributions at any time.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,7 @@ from oneglance.stream import Run
 from oneglance.targets.state import Inputs, TargetState
 
 SIDECAR_RANKS = 64
+Saliency = Callable[[TargetState, int], float | None]  # of a root, its state as it was before the round
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class _Open:
         position: of the root in the sequence.
         depth: what the cap left to the tree, 0 where nothing was drafted.
         log_q: (≤ L, V) of the drafter, or None.
+        saliency: of the root, or None.
     """
 
     done: Round
@@ -59,6 +61,7 @@ class _Open:
     position: int
     depth: int
     log_q: Tensor | None
+    saliency: float | None
     ranks: list[int | None] = field(default_factory=list)
     token_log_q: list[float | None] = field(default_factory=list)
 
@@ -72,6 +75,7 @@ def record(
     task: str,
     prompt: str,
     num_ranks: int = 0,
+    saliency: Saliency | None = None,
 ) -> Recorded:
     """Decode one prompt and keep a row a round.
 
@@ -81,8 +85,9 @@ def record(
         params: how tokens are chosen; with a seed where they are drawn.
         run, task, prompt: names for the rows.
         num_ranks: keep log q of as many best tokens of every offset, 0 for none.
+        saliency: measured at every root that is drafted from, within the time of the draft; None leaves it out.
     """
-    drafter = _Watching(decoder.drafter)
+    drafter = _Watching(decoder.drafter, saliency)
     rules: list[_Rooted] = []
 
     def rule(watch: Any) -> AcceptRule:
@@ -95,7 +100,7 @@ def record(
         for step in going.steps():
             if step.round is not None:
                 depth = 0 if going.drafter.failure is not None else drafter.depth
-                log.add(step.round, rules[0], drafter.take(), depth)
+                log.add(step.round, rules[0], drafter.take(), depth, drafter.take_saliency())
             log.fill(going.text.token_ids)
     done = going.generation()
     log.fill(done.token_ids, is_final=True)
@@ -105,9 +110,11 @@ def record(
 class _Watching:
     """A drafter whose logits and depths are seen."""
 
-    def __init__(self, drafter: Drafter) -> None:
+    def __init__(self, drafter: Drafter, saliency: Saliency | None) -> None:
         self._drafter = drafter
         self._logits: Tensor | None = None
+        self._measure = saliency
+        self._saliency: float | None = None
         self.depth = 0
         self.name = drafter.name
         self.target_layer_ids = drafter.target_layer_ids
@@ -125,6 +132,8 @@ class _Watching:
 
     def draft(self, root: int, state: TargetState, draft_state: Any, *, max_depth: int) -> TokenTree:
         self.depth = max(0, max_depth)
+        if self._measure is not None and max_depth > 0:
+            self._saliency = self._measure(state, root)
         return self._drafter.draft(root, state, draft_state, max_depth=max_depth)
 
     def num_passes(self, tree: TokenTree) -> int:
@@ -134,6 +143,11 @@ class _Watching:
         """Logits of the draft since the last call, and forget what belonged to it."""
         logits, self._logits = self._logits, None
         return logits
+
+    def take_saliency(self) -> float | None:
+        """Of the root since the last call."""
+        found, self._saliency = self._saliency, None
+        return found
 
     def _see(self, logits: Tensor) -> None:
         self._logits = logits.clone()
@@ -166,9 +180,9 @@ class _Log:
         self._ahead: deque[_Open] = deque()
         self._tables: list[Array] = []
 
-    def add(self, done: Round, rule: _Rooted, logits: Tensor | None, depth: int) -> None:
+    def add(self, done: Round, rule: _Rooted, logits: Tensor | None, depth: int, saliency: float | None = None) -> None:
         log_q = None if logits is None else logits[:L].double().log_softmax(-1).cpu()
-        new = _Open(done, rule.row, rule.position, depth, log_q)
+        new = _Open(done, rule.row, rule.position, depth, log_q, saliency)
         self._rounds.append(new)
         self._ahead.append(new)
         if self._num_ranks:
@@ -200,11 +214,11 @@ class _Log:
 
     def _row(self, own: _Open, run: str, task: str, prompt: str, horizon: int) -> RoundRow:
         done = own.done
-        accepted = min(done.verdict.num_accepted, len(done.token_ids), L)
+        accepted = min(done.num_accepted, L)
         if done.gated:
             horizon = min(horizon, accepted)  # the gate ended the run, not a miss
         a = min(accepted, horizon)
-        entropy, p_max, gap = _figures(own.row)
+        entropy, p_max, gap = figures_of(own.row)
         return RoundRow(
             run=run,
             task=task,
@@ -215,7 +229,7 @@ class _Log:
             p_max=p_max,
             top2_gap=gap,
             a=a,
-            a1=min(_leading(own.ranks) if own.ranks else _first_children(done), horizon),
+            a1=min(_leading(own.ranks) if own.ranks else first_children(done), horizon),
             horizon=horizon,
             cut=done.cut or "none",
             budget=max(self._budget or 0, len(done.tree)),
@@ -224,6 +238,7 @@ class _Log:
             log_q=_padded(own.token_log_q),
             path_log_q=_path_log_q(done, a),
             gated=done.gated,
+            saliency=own.saliency,
             t_draft_ms=done.t_draft_ms,
             t_verify_ms=done.t_verify_ms,
             t_host_ms=done.t_commit_ms + done.t_host_ms,
@@ -234,7 +249,7 @@ def _is_known(row: _Open) -> bool:
     return row.log_q is None or len(row.ranks) == len(row.log_q)
 
 
-def _figures(row: Tensor) -> tuple[float, float, float]:
+def figures_of(row: Tensor) -> tuple[float, float, float]:
     """Entropy in nats, top probability and top-2 gap of logits (V,), in float64."""
     logits = row.cpu().double()
     log_p = logits.log_softmax(-1)
@@ -288,7 +303,7 @@ def _nodes(done: Round) -> list[int]:
     return nodes[1:]
 
 
-def _first_children(done: Round) -> int:
+def first_children(done: Round) -> int:
     """The same for a drafter without marginals: how long the accepted path keeps to each node's first child."""
     parent = 0
     for length, node in enumerate(_nodes(done)):

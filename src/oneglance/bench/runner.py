@@ -179,7 +179,7 @@ class Bench:
             wording=grade.wording,
             metric=case.metric,
             replicate=replicate,
-            accepted=tuple(min(r.verdict.num_accepted, len(r.token_ids)) for r in rounds),
+            accepted=tuple(r.num_accepted for r in rounds),
             round_ms=tuple(r.t_draft_ms + r.t_verify_ms + r.t_commit_ms + r.t_host_ms for r in rounds),
             passes=tuple(r.num_draft_passes for r in rounds),
             nodes=tuple(len(r.tree) for r in rounds),

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from oneglance.audit import AuditReport, Case
     from oneglance.targets.base import Target
 
-Prompts = Annotated[int, typer.Option(metavar="N", min=1, help="Held-out prompts, spread evenly over the tasks.")]
-Tasks = Annotated[str, typer.Option(metavar="NAMES", help="Tasks of the built-in suite, comma-separated, or all.")]
 Budgets = Annotated[
     list[str] | None,
     typer.Option("--budget", metavar="N|auto", help="Tree budget; repeat to audit several. Default 63."),
@@ -56,8 +54,8 @@ CompareHf = Annotated[bool, typer.Option("--hf/--no-hf", help="Also compare with
 
 
 def audit(
-    prompts: Prompts = 50,
-    tasks: Tasks = "all",
+    prompts: options.NumPrompts = 50,
+    tasks: options.SuiteTasks = "all",
     budget: Budgets = None,
     tree: Trees = None,
     hf: CompareHf = True,
@@ -236,9 +234,10 @@ def _show(console: Console, report: AuditReport) -> None:
         f"{report.max_logit_perturbation:.2g}, smallest top-2 gap {report.min_gap:.2g}"
     )
     for d in report.divergences:
+        gap = "none" if d.gap is None else f"{d.gap:.2g}"
         console.print(
             f"{d.verdict}: {d.case} {d.arm}, token {d.position}: expected {d.expected}, got {d.got}, "
-            f"gap {d.gap:.2g}, perturbation {d.perturbation:.2g}"
+            f"gap {gap}, perturbation {d.perturbation:.2g}"
         )
     for f in report.feature_faults:
         console.print(f"bug: {f.case} {f.arm}: features of other rows than the committed ones, off by {f.error:.2g}")

@@ -36,6 +36,7 @@ def bench(
     max_new_tokens: options.MaxNewTokens = options.MAX_NEW_TOKENS,
     dtype: options.Dtype = "float32",
     device: options.Device = None,
+    device_map: options.DeviceMap = None,
     attention: options.Attention = "sdpa",
     threads: options.Threads = None,
     fixed_shape: options.FixedShape = False,
@@ -57,7 +58,7 @@ def bench(
     from oneglance.bench.runner import Bench
     from oneglance.targets import open_fixed
 
-    setup = measuring.Setup(target, head, budget, max_new_tokens, dtype, device, attention, threads)
+    setup = measuring.Setup(target, head, budget, max_new_tokens, dtype, device, attention, threads, device_map)
     setup.check()
     charges = compare.charges(charge_tau or [])
     names = measuring.names_of(systems)

@@ -13,13 +13,11 @@ from oneglance.commands.audit import choose_tasks, held_out
 from oneglance.core import InputError
 
 Out = Annotated[Path, typer.Option(metavar="FILE", rich_help_panel=options.OUTPUT, help="Where δ is kept.")]
-Prompts = Annotated[int, typer.Option(metavar="N", min=1, help="Held-out prompts, spread evenly over the tasks.")]
-Tasks = Annotated[str, typer.Option(metavar="NAMES", help="Tasks of the built-in suite, comma-separated, or all.")]
 
 
 def calibrate_gate(
-    prompts: Prompts = 30,
-    tasks: Tasks = "all",
+    prompts: options.NumPrompts = 30,
+    tasks: options.SuiteTasks = "all",
     out: Out = Path("gate.json"),
     target: options.Target = options.BUILTIN,
     head: options.Head = None,

@@ -43,6 +43,8 @@ def demo(
     max_new_tokens: options.MaxNewTokens = options.MAX_NEW_TOKENS,
     dtype: options.Dtype = "float32",
     device: options.Device = None,
+    device_map: options.DeviceMap = None,
+    attention: options.Attention = "sdpa",
     threads: options.Threads = None,
     json: options.Json = False,
 ) -> None:
@@ -64,6 +66,8 @@ def demo(
         branch_k=branch_k,
         dtype=dtype,
         device=device,
+        device_map=device_map,
+        attention=attention,
         threads=threads,
     )
     from oneglance.commands.pairs import Duel

@@ -73,6 +73,8 @@ def doctor(
     head: options.Head = None,
     dtype: options.Dtype = "auto",
     device: options.Device = None,
+    device_map: options.DeviceMap = None,
+    attention: options.Attention = "sdpa",
     threads: options.Threads = None,
     json: options.Json = False,
 ) -> None:
@@ -92,7 +94,15 @@ def doctor(
         console.print(findings(checks))
     if target == options.BUILTIN and dtype == "auto":
         dtype = "float32"
-    decoder = open_decoder(target, head, budget=options.BUDGET, dtype=dtype, device=device)
+    decoder = open_decoder(
+        target,
+        head,
+        budget=options.BUDGET,
+        dtype=dtype,
+        device=device,
+        device_map=device_map,
+        attention=attention,
+    )
     trials = [run_trial(decoder, prompt, image) for prompt, image in prompts_for(decoder)]
     diagnosis = diagnose(checks, decoder, trials, head=head or target)
     if console:

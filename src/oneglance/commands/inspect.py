@@ -158,8 +158,9 @@ def target_facts(target: Target) -> Facts:
         "eos_ids": list(target.eos_ids),
         "never_proposed_ids": list(target.banned_ids),
         "revision": fingerprint["target_revision"],
-        "config_sha256": fingerprint["target_config_sha256"],
+        "geometry_sha256": fingerprint["target_geometry_sha256"],
         "chat_template_sha256": fingerprint["chat_template_sha256"],
+        "thinking": fingerprint["thinking"],
     }
 
 

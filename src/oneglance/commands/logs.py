@@ -73,6 +73,12 @@ def vocab_size(files: list[Path]) -> int | None:
     return sizes.pop() if len(sizes) == 1 else None
 
 
+def target(file: Path) -> str | None:
+    """The target that a log was written with; None where nothing says so."""
+    found = _settings(file).get("target")
+    return found if isinstance(found, str) else None
+
+
 def draw(folder: Path | None, figures: Mapping[str, Any]) -> list[str]:
     """Save figures under their names, as PNG and PDF; the paths.
 

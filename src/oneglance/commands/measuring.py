@@ -36,7 +36,8 @@ class Setup:
     """What the shared options say.
 
     Attributes:
-        target, head, budget, max_new_tokens, dtype, device, attention, threads: as the options of these names.
+        target, head, budget, max_new_tokens, dtype, device, attention, threads, device_map: as the options of these
+            names.
     """
 
     target: str = options.BUILTIN
@@ -47,6 +48,7 @@ class Setup:
     device: str | None = None
     attention: str = "sdpa"
     threads: int | None = None
+    device_map: str | None = None
 
     def check(self) -> None:
         """Refuse what can be refused before a target is read.
@@ -74,7 +76,13 @@ class Setup:
         """The target."""
         from oneglance.targets import open_target
 
-        return open_target(self.target, dtype=self.dtype, device=self.device, attention=self.attention)
+        return open_target(
+            self.target,
+            dtype=self.dtype,
+            device=self.device,
+            device_map=self.device_map,
+            attention=self.attention,
+        )
 
     def describe(self, cases: Sequence[Case], **more: Any) -> dict[str, Any]:
         """Everything that a result depends on, for its manifest."""

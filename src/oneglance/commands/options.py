@@ -51,7 +51,9 @@ AutoBudget = Annotated[
 BranchK = Annotated[
     int | None,
     typer.Option(
-        metavar="K", rich_help_panel=DECODING, help="Ranks looked at per offset; default all that matter (exact)."
+        metavar="K",
+        rich_help_panel=DECODING,
+        help="Ranks looked at per offset; default all that matter, or 64 with a rescorer.",
     ),
 ]
 MaxNewTokens = Annotated[
@@ -145,6 +147,12 @@ Images = Annotated[
     list[str] | None,
     typer.Option("--image", metavar="PATH", help="A page or photo: a path, URL or data URI. Repeat for several."),
 ]
+# --prompts counts prompts of the built-in suite where a command only measures, and names a file of them where it takes
+# other people's: a number is no such file, and a file no number, so that neither is ever taken for the other
+NumPrompts = Annotated[
+    int,
+    typer.Option("--prompts", metavar="N", min=1, help="Held-out prompts, spread evenly over the tasks."),
+]
 Prompts = Annotated[
     Path | None,
     typer.Option(
@@ -153,10 +161,11 @@ Prompts = Annotated[
         help='JSONL: {"prompt", "image" or "images", "id", "task", "system"} a line; only prompt is required.',
     ),
 ]
-Tasks = Annotated[
-    str | None,
-    typer.Option(metavar="NAMES", rich_help_panel=DATA, help="Tasks of the built-in suite, comma-separated, or all."),
-]
+_TASKS = typer.Option(
+    "--tasks", metavar="NAMES", rich_help_panel=DATA, help="Tasks of the built-in suite, comma-separated, or all."
+)
+Tasks = Annotated[str | None, _TASKS]
+SuiteTasks = Annotated[str, _TASKS]  # of a command that takes nothing but the suite
 LongSide = Annotated[
     int,
     typer.Option(metavar="PX", min=0, rich_help_panel=DATA, help="Scale images down to this long side; 0 leaves them."),

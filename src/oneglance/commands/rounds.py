@@ -26,11 +26,20 @@ Marginals = Annotated[
         help="Also keep log q of each offset's 64 best tokens, in FILE.marginals, for the width replay.",
     ),
 ]
+Saliency = Annotated[
+    bool,
+    typer.Option(
+        "--saliency",
+        rich_help_panel=options.OUTPUT,
+        help="Also measure attention on the image at every root, for 'probe saliency'; a pass more a round.",
+    ),
+]
 
 
 def rounds(
     out: Out = Path("rounds.jsonl"),
     marginals: Marginals = False,
+    saliency: Saliency = False,
     tasks: options.Tasks = None,
     prompts: options.Prompts = None,
     data: asking.Data = None,
@@ -60,6 +69,7 @@ def rounds(
     from oneglance.bench.journal import Journal
     from oneglance.bench.manifest import manifest
     from oneglance.bench.roundlog import SIDECAR_RANKS, record
+    from oneglance.targets.saliency import ImageAttention
 
     if max_new_tokens < 2:
         raise InputError(f"a round log needs at least two new tokens, got --max-new-tokens {max_new_tokens}")
@@ -96,17 +106,19 @@ def rounds(
         "dtype": dtype,
         "attention": attention,
         "marginals": marginals,
+        "saliency": saliency,
         "vocab_size": decoder.target.vocab_size,
     }
     journal = Journal(out, settings)
-    finished = _finished(journal)
+    done_before = finished(journal)
+    measure = ImageAttention(decoder.target, decoder.drafter.target_layer_ids) if saliency else None
     journal.describe(manifest(**settings), settings)
     name = f"{drafter}/{tree}/{budget}"
     fell_back = 0
     with asking.bar(show=not json) as progress:
         going = progress.add_task("decoding", total=len(cases))
         for case in cases:
-            if (case.task, case.id) not in finished:
+            if (case.task, case.id) not in done_before:
                 inputs = case.encode(decoder.target)
                 done = record(
                     decoder,
@@ -116,6 +128,7 @@ def rounds(
                     task=case.task,
                     prompt=case.id,
                     num_ranks=SIDECAR_RANKS if marginals else 0,
+                    saliency=measure,
                 )
                 fell_back += done.generation.fell_back is not None
                 if done.marginals is not None:
@@ -145,7 +158,7 @@ def _delta(margin: float | Path, target: Any) -> float:
     return delta_of(margin, target) if isinstance(margin, Path) else margin
 
 
-def _finished(journal: Journal) -> set[tuple[str, str]]:
+def finished(journal: Journal) -> set[tuple[str, str]]:
     """Prompts that the log holds whole. The last one may be torn, so it is done again."""
     if not journal.lines:
         return set()

@@ -101,7 +101,7 @@ class StreamPrinter:
     """Writes steps as they come.
 
     On a terminal, the run that each round accepted has one of two alternating colours and the bonus token is bold and
-    underlined. Anywhere else the text comes out as it is, byte for byte.
+    underlined. Anywhere else the text comes out as it is, and a newline where it lacks one at the end.
 
     Attributes:
         num_written: characters of the answer so far.

@@ -69,7 +69,8 @@ class BlockDrafter:
         name: where the head comes from.
         policy: marginals and budget → tree.
         budget: N, root excluded.
-        branch_k: ranks looked at per offset; None means as many as the budget, which is exact.
+        branch_k: ranks looked at per offset; None means as many as the budget, which is exact, and with a rescorer at
+            most ``CONDITIONED_RANKS``, which is not above that.
         rescorer: conditions each offset's candidates on the token before them; None leaves offsets independent.
 
     Attributes:
@@ -131,11 +132,15 @@ class BlockDrafter:
 
     def with_budget(self, budget: int) -> BlockDrafter:
         """The same head with trees of another size."""
+        return self.with_policy(self.policy, budget)
+
+    def with_policy(self, policy: Callable[[BlockMarginals, int], TokenTree], budget: int) -> BlockDrafter:
+        """The same head with trees of another kind and size."""
         return BlockDrafter(
             self.head,
             self.target,
             name=self._name,
-            policy=self.policy,
+            policy=policy,
             budget=budget,
             branch_k=self.branch_k,
             rescorer=self.rescorer,

@@ -122,7 +122,8 @@ def check_fit(checkpoint: Checkpoint[Any, Any], target: Target) -> None:
         HeadError: it cannot work; the message names both values.
 
     Warns:
-        OneglanceWarning: it only costs acceptance (another revision, fine-tune, quantisation or chat template).
+        OneglanceWarning: it only costs acceptance (another revision, fine-tune, quantisation, chat template or thinking
+            flag). What the head's card does not say is not compared.
     """
     from oneglance.targets.base import FEATURE_POINT
 
@@ -157,11 +158,15 @@ def _must_equal(what: str, head: int, target: int) -> None:
 def _warn_about_training(card: dict[str, Any], target: dict[str, Any]) -> None:
     labels = {
         "target_revision": "target revision",
-        "target_config_sha256": "target config",
+        "target_geometry_sha256": "target config",
+        "target_weights_sha256": "fine-tune of the target",
         "chat_template_sha256": "chat template",
+        "thinking": "thinking flag",
         "quantisation": "quantisation",
     }
-    differing = [label for key, label in labels.items() if card.get(key) is not None and card[key] != target[key]]
+    unknown = [] if target["target_weights_sha256"] else ["target_weights_sha256"]  # an outline, or quantised
+    known = [key for key in labels if card.get(key) is not None and key not in unknown]
+    differing = [labels[key] for key in known if card[key] != target[key]]
     if differing:
         warnings.warn(
             f"the head was trained with another {' and '.join(differing)}; output is unchanged, acceptance may drop",

@@ -20,12 +20,11 @@ from oneglance.drafters.head import (
     MLP,
     KeysValues,
     LayerConfig,
+    Rope,
     block_of,
     checked,
     layer_keys,
-    rope_frequencies,
     rotate,
-    rotation,
 )
 
 NUM_FEATURES = 3
@@ -149,7 +148,6 @@ class MidLayer(nn.Module):
 class Eagle3Head(nn.Module):
     """The draft head; its state dict has SpecForge's key set."""
 
-    inv_freq: Tensor
     d2t: Tensor
     t2d: Tensor
 
@@ -164,7 +162,7 @@ class Eagle3Head(nn.Module):
         if config.maps_vocabulary:
             self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long))
             self.register_buffer("t2d", torch.zeros(config.vocab_size, dtype=torch.bool))
-        self.register_buffer("inv_freq", rope_frequencies(config), persistent=False)
+        self.rope = Rope(config)
 
     def set_vocabulary(self, token_ids: Tensor) -> None:
         """Draft over these ids of the target alone.
@@ -202,7 +200,7 @@ class Eagle3Head(nn.Module):
         Returns:
             (b, Q, H) output, and the rows' own keys and values.
         """
-        turned = rotation(position_ids, self.inv_freq, embedded.dtype)
+        turned = self.rope(position_ids, embedded.dtype)
         out: tuple[Tensor, KeysValues] = self.midlayer(embedded, hidden, past, turned, mask)
         return out
 

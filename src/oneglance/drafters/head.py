@@ -8,7 +8,7 @@ k places after the root (no shift). Training and decoding call the same ``forwar
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Self, TypeVar
 
 import torch
@@ -67,8 +67,8 @@ class LayerConfig(DraftConfig):
     num_attention_heads: int = Field(gt=0)
     num_key_value_heads: int = Field(gt=0)
     head_dim: int = Field(gt=0)
-    rms_norm_eps: float = 1e-6
-    rope_theta: float = Field(default=1e6, gt=0)
+    rms_norm_eps: float = Field(default=1e-6, gt=0, allow_inf_nan=False)
+    rope_theta: float = Field(default=1e6, gt=0, allow_inf_nan=False)
     rope_llama3: tuple[float, float, float, int] | None = None  # factor, low, high, original context
 
     @model_validator(mode="after")
@@ -98,9 +98,19 @@ class HeadConfig(LayerConfig):
             HeadError: a key is missing, malformed, or asks for something this head does not compute.
         """
         block_of(config, "oneglance")
-        flat = layer_keys({**config, **block_of(config, "dflash_config")})
-        flat["layer_types"] = tuple(flat.get("layer_types") or ())
-        return checked(cls, flat)
+        return checked(cls, layer_keys({**config, **block_of(config, "dflash_config")}))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _layer_types_of_older_configs(cls, flat: dict[str, Any]) -> dict[str, Any]:
+        """As Qwen3's config does: with ``use_sliding_window``, layers from ``max_window_layers`` on slide."""
+        if flat.get("layer_types") or not flat.get("use_sliding_window") or not flat.get("sliding_window"):
+            return flat
+        first, count = flat.get("max_window_layers", 28), flat.get("num_hidden_layers")
+        if not isinstance(first, int) or not isinstance(count, int):
+            return flat
+        kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(count)]
+        return {**flat, "layer_types": kinds}
 
     @model_validator(mode="after")
     def _layers_fit_together(self) -> Self:
@@ -125,8 +135,9 @@ def layer_keys(config: dict[str, Any]) -> dict[str, Any]:
     flat = {key: value for key, value in config.items() if value is not None}
     rope = {**block_of(config, "rope_scaling"), **block_of(config, "rope_parameters")}
     flat.setdefault("rope_theta", rope.get("rope_theta", 1e6))
-    if "head_dim" not in flat and flat.get("hidden_size") and flat.get("num_attention_heads"):
-        flat["head_dim"] = flat["hidden_size"] // flat["num_attention_heads"]
+    hidden, heads = flat.get("hidden_size"), flat.get("num_attention_heads")
+    if "head_dim" not in flat and isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
+        flat["head_dim"] = hidden // heads
     _refuse_unsupported(flat, rope)
     if rope.get("rope_type", rope.get("type")) == "llama3":
         keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
@@ -167,6 +178,11 @@ def _refuse_unsupported(config: dict[str, Any], rope: dict[str, Any]) -> None:
         raise HeadError(f"rope type {kind!r} of the head is not supported; supported: default, llama3")
     if config.get("attention_bias"):
         raise HeadError("the head has attention biases, which the DFlash layout does not; check the checkpoint")
+    if config.get("mlp_bias"):
+        raise HeadError("the head has MLP biases, which the DFlash layout does not; check the checkpoint")
+    partial = config.get("partial_rotary_factor", rope.get("partial_rotary_factor", 1))
+    if partial is not None and partial != 1:
+        raise HeadError(f"partial_rotary_factor {partial!r} of the head is not supported; RoPE turns whole heads: 1")
     if config.get("hidden_act", "silu") != "silu":
         raise HeadError(f"activation {config['hidden_act']!r} of the head is not supported; supported: silu")
 
@@ -239,10 +255,31 @@ class Layer(nn.Module):
         return out
 
 
-class BlockHead(nn.Module):
-    """The draft head; its state dict has z-lab's key set (58 tensors for 5 layers)."""
+class Rope(nn.Module):
+    """RoPE of the head's own config, never the target's. Its frequencies stay float32 whatever the head is cast to."""
 
     inv_freq: Tensor
+
+    def __init__(self, config: LayerConfig) -> None:
+        super().__init__()
+        self._config = config
+        self.register_buffer("inv_freq", rope_frequencies(config), persistent=False)
+
+    def forward(self, position_ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos and sin at given positions, (…, T, D) each."""
+        angles = position_ids[..., None].float() * self.inv_freq
+        angles = torch.cat([angles, angles], dim=-1)
+        return angles.cos().to(dtype), angles.sin().to(dtype)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        # rounded to bf16 a frequency is off by up to 0.4 %: another RoPE than the head was trained with
+        self.inv_freq = rope_frequencies(self._config).to(self.inv_freq.device)
+        return self
+
+
+class BlockHead(nn.Module):
+    """The draft head; its state dict has z-lab's key set (58 tensors for 5 layers)."""
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
@@ -251,7 +288,7 @@ class BlockHead(nn.Module):
         self.hidden_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.register_buffer("inv_freq", rope_frequencies(config), persistent=False)
+        self.rope = Rope(config)
 
     @property
     def _layers(self) -> list[Layer]:
@@ -265,7 +302,7 @@ class BlockHead(nn.Module):
             position_ids: (b, T) or (T,) token indices; image rows count one each.
         """
         context = self.hidden_norm(self.fc(features))
-        rotation = self.rotation(position_ids, context.dtype)
+        rotation = self.rope(position_ids, context.dtype)
         return [layer.self_attn.keys_values(context, rotation) for layer in self._layers]
 
     def forward(
@@ -282,22 +319,11 @@ class BlockHead(nn.Module):
         Returns:
             (b, Q, H) states for the target's lm_head.
         """
-        rotation = self.rotation(position_ids, block.dtype)
+        rotation = self.rope(position_ids, block.dtype)
         for layer, keys_values, mask in zip(self.layers, context, masks, strict=True):
             block = layer(block, keys_values, rotation, mask)
         out: Tensor = self.norm(block)
         return out
-
-    def rotation(self, position_ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos and sin, (…, T, D) each."""
-        return rotation(position_ids, self.inv_freq, dtype)
-
-
-def rotation(position_ids: Tensor, inv_freq: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin of RoPE at given positions, (…, T, D) each."""
-    angles = position_ids[..., None].float() * inv_freq.float()
-    angles = torch.cat([angles, angles], dim=-1)
-    return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
@@ -308,7 +334,7 @@ def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def rope_frequencies(config: LayerConfig) -> Tensor:
-    """(D/2,) inverse frequencies from the head's own config, never the target's."""
+    """(D/2,) inverse frequencies, float32."""
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
     frequencies = 1.0 / config.rope_theta**exponents
     if config.rope_llama3 is None:

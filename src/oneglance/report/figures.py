@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from oneglance.core import InputError
+from oneglance.report.causes import SaliencyEffect
 from oneglance.stats.calibration import Calibration
 from oneglance.stats.curve import Fit
 from oneglance.stats.replay import POLICIES, ParetoPoint
@@ -76,6 +77,20 @@ def width_pareto(points: Sequence[ParetoPoint]) -> Any:
     axes.set_xlabel("nodes a round")
     axes.set_ylabel("accepted length a")
     axes.legend(fontsize="small", frameon=False)
+    return figure
+
+
+def saliency_split(effects: Mapping[str, SaliencyEffect]) -> Any:
+    """Accepted length of high and low image saliency within entropy deciles (Fig. 7)."""
+    figure, panels = _panels(len(effects))
+    for axes, (task, effect) in zip(panels, effects.items(), strict=True):
+        h = [gap.mean_nats for gap in effect.gaps]
+        axes.plot(h, [gap.high for gap in effect.gaps], label="high saliency", **_style(1))
+        axes.plot(h, [gap.low for gap in effect.gaps], label="low saliency", **_style(0))
+        axes.set_title(f"{task}: ratio {effect.mean_gap:.2f}, n = {effect.num_rounds}", fontsize="small")
+        axes.set_xlabel("H (nats), decile mean")
+        axes.set_ylabel("accepted length a")
+    panels[0].legend(fontsize="small", frameon=False)
     return figure
 
 

@@ -118,6 +118,34 @@ def resample_lift(
     return _interval(data, statistic, True, resamples, level, seed)
 
 
+def resample_share_gap(
+    treated: Totals,
+    control: Totals,
+    other_treated: Totals,
+    other_control: Totals,
+    *,
+    resamples: int = RESAMPLES,
+    level: float = LEVEL,
+    seed: int = 0,
+) -> Interval:
+    """Share kept in one setting less share kept in another, over the same prompts: the tree-chain gap of Table 16.
+
+    Args:
+        treated, control, other_treated, other_control: of the same prompts, in the same order.
+    """
+    arms = (treated, control, other_treated, other_control)
+    if len({arm.sums.size for arm in arms}) > 1:
+        raise InputError(f"paired shares need the same prompts, got {', '.join(str(arm.sums.size) for arm in arms)}")
+
+    def statistic(*columns: Array, axis: int = -1) -> Array:
+        means = [_ratio(columns[i], columns[i + 1], axis) for i in range(0, len(columns), 2)]
+        result: Array = means[0] / means[1] - means[2] / means[3]
+        return result
+
+    data = tuple(column for arm in arms for column in (arm.sums, arm.counts))
+    return _interval(data, statistic, True, resamples, level, seed)
+
+
 def resample_ratio(
     numerator: ArrayLike, denominator: ArrayLike, *, resamples: int = RESAMPLES, level: float = LEVEL, seed: int = 0
 ) -> Interval:

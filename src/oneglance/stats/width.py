@@ -137,8 +137,15 @@ def bimodality(h_nats: ArrayLike) -> float:
 
 
 def share_out(weights: ArrayLike, total: int, most: int) -> NDArray[np.int64]:
-    """Whole shares of ``total`` in proportion to weights, at most ``most`` each; what is cut off goes to the others."""
+    """Whole shares of ``total`` in proportion to weights, at most ``most`` each; what is cut off goes to the others.
+
+    Raises:
+        InputError: a weight is negative or not finite.
+    """
     weight = np.asarray(weights, float)
+    wrong = np.flatnonzero(~np.isfinite(weight) | (weight < 0))
+    if wrong.size:
+        raise InputError(f"round {int(wrong[0])} has weight {weight[wrong[0]]}; need a finite number ≥ 0")
     shares = np.zeros(weight.size, np.int64)
     left = min(total, most * weight.size)
     while left > 0:

@@ -78,6 +78,7 @@ def open_target(
     import transformers
 
     from oneglance.targets import hf
+    from oneglance.targets.loading import FAILURES, load_model, reason
     from oneglance.targets.probe import check_row_independence
 
     if attention not in ("sdpa", "eager"):
@@ -93,15 +94,15 @@ def open_target(
     try:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
         cls = family(config.model_type)
-        model = getattr(transformers, cls.auto_class).from_pretrained(folder, config=config, **options)
+        model = load_model(cls.auto_class, folder, config, **options)
         if cls.takes_images:
             processor = hf.load_processor(folder, config.model_type)
         else:
             processor = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError, ImportError) as error:
-        raise TargetError(f"cannot load target {name!r}: {_first_line(error)}") from error
-    if device:
-        model = model.to(torch.device(device))
+        if device:
+            model = model.to(torch.device(device))
+    except FAILURES as error:
+        raise TargetError(f"cannot load target {name!r}: {reason(error)}") from error
     target = cls(model, processor, name=name)
     if probe:
         check_row_independence(target)
@@ -150,8 +151,3 @@ def torch_device_missing(device: str | None) -> bool:
     except (RuntimeError, AssertionError, NotImplementedError):
         return True
     return False
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

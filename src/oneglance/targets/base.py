@@ -7,8 +7,6 @@ positions packed rows get, and what its prefill needs. Targets hold no sequence 
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -20,7 +18,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from oneglance.core import InputError, TokenTree
-from oneglance.targets import hf
+from oneglance.targets import hf, identity
 from oneglance.targets.passes import FreeShape, Passes
 from oneglance.targets.state import Inputs, TargetState
 
@@ -42,6 +40,8 @@ class Target:
 
     model_types: ClassVar[tuple[str, ...]] = ()
     takes_images: ClassVar[bool] = False
+    has_image_rows: ClassVar[bool] = True  # an image enters as rows of the sequence
+    takes_encoded: ClassVar[bool] = False
     auto_class: ClassVar[str] = "AutoModelForCausalLM"
 
     def __init__(self, model: PreTrainedModel, processor: Any, *, name: str, passes: Passes | None = None) -> None:
@@ -160,18 +160,22 @@ class Target:
     # Identity ---------------------------------------------------------------------------------------------------
 
     def fingerprint(self) -> dict[str, Any]:
-        """What a head should have been trained with: id, revision, hashes of config and chat template."""
-        config = self.model.config.to_dict()
-        for key in ("_name_or_path", "transformers_version", "dtype", "torch_dtype"):
-            config.pop(key, None)
-        template = getattr(self.processor, "chat_template", None) or getattr(self.tokenizer, "chat_template", None)
+        """What a head should have been trained with. The name is where the target lies, and is not compared."""
+        template = getattr(self.chat_renderer, "chat_template", None)
         return {
             "target": self.name,
             "target_revision": getattr(self.model.config, "_commit_hash", None),
-            "target_config_sha256": _sha256(json.dumps(config, sort_keys=True, default=str)),
-            "chat_template_sha256": _sha256(str(template)) if template else None,
-            "quantisation": getattr(getattr(self.model.config, "quantization_config", None), "quant_method", None),
+            "target_geometry_sha256": identity.geometry_sha256(self.model.config),
+            "target_weights_sha256": identity.weights_sha256(self.model),
+            "chat_template_sha256": identity.sha256(str(template)) if template else None,
+            "thinking": identity.thinks(self.tokenizer, template) if template else None,
+            "quantisation": identity.quantisation(self.model.config),
         }
+
+    @property
+    def chat_renderer(self) -> Any:
+        """The processor or tokenizer, whichever has the chat template."""
+        return self.processor if getattr(self.processor, "chat_template", None) else self.tokenizer
 
     # Encoding ---------------------------------------------------------------------------------------------------
 
@@ -188,6 +192,9 @@ class Target:
         unknown = sorted(given.keys() - {"input_ids", "attention_mask", *self.input_names})
         if unknown:
             raise InputError(f"unsupported input {unknown[0]!r}; this target takes {', '.join(self.input_names)}")
+        lacking = sorted(set(self.image_names) - given.keys())
+        if lacking and len(lacking) < len(self.image_names):
+            raise InputError(f"{', '.join(self.image_names)} come together, and {lacking[0]!r} is missing")
         if "input_ids" not in given:
             raise InputError("input_ids is missing")
         for key, value in given.items():
@@ -212,6 +219,11 @@ class Target:
         return Inputs(tensors, self.count_images(tensors))
 
     @property
+    def image_names(self) -> tuple[str, ...]:
+        """The inputs without which there is no image."""
+        return ()
+
+    @property
     def input_names(self) -> tuple[str, ...]:
         """Model inputs besides ``input_ids`` and ``attention_mask``."""
         return ()
@@ -219,6 +231,19 @@ class Target:
     def count_images(self, tensors: Mapping[str, Tensor]) -> int:
         """Images in HF-style inputs."""
         return 0
+
+    def image_rows(self, inputs: Inputs) -> Tensor:
+        """(I,) places of a prompt's image rows; empty where images do not enter as rows."""
+        ids = inputs.tensors["input_ids"][0]
+        images = torch.tensor(self.placeholder_ids if self.has_image_rows else (), dtype=ids.dtype, device=ids.device)
+        return torch.isin(ids, images).nonzero()[:, 0]
+
+    def without_images(self, inputs: Inputs) -> Inputs:
+        """The prompt's text alone: no image, no image rows."""
+        ids = inputs.tensors["input_ids"]
+        is_text = torch.ones(ids.shape[1], dtype=torch.bool, device=ids.device)
+        is_text[self.image_rows(inputs)] = False
+        return Inputs({"input_ids": ids[:, is_text]})
 
     def extend(self, inputs: Inputs, token_ids: Sequence[int]) -> Inputs:
         """The prompt followed by text tokens: what a teacher-forced pass over an answer takes."""
@@ -366,7 +391,3 @@ def _joined(features: Sequence[Tensor]) -> Tensor:
     """(T, F) features on the device of the last kept layer, concatenated in listed order."""
     device = features[-1].device
     return torch.cat([f[0].to(device) for f in features], dim=-1)
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

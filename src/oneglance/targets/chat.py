@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jinja2 import TemplateError
 from PIL import Image
 
 from oneglance.core import InputError
@@ -111,8 +112,7 @@ def _part(part: Mapping[str, Any], pictures: list[Image.Image]) -> dict[str, Any
 
 
 def _render(target: Target, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
-    template = getattr(target.processor, "chat_template", None)
-    renderer = target.processor if template else target.tokenizer
+    renderer = target.chat_renderer
     if tools and "tools" not in str(getattr(renderer, "chat_template", None)):
         raise InputError(f"the chat template of {target.name} takes no tools; drop them or choose another target")
     if getattr(renderer, "chat_template", None) is None:
@@ -122,9 +122,11 @@ def _render(target: Target, messages: list[dict[str, Any]], tools: Sequence[Mapp
     arguments: dict[str, Any] = {"tools": list(tools)} if tools else {}
     try:
         text: str = renderer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **arguments)
-    except Exception as error:  # a template is a program of its own, and raises what it likes
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InputError(f"the target's chat template refuses the messages: {reason}") from error
+    except (TemplateError, TypeError, ValueError) as error:  # roles that must alternate, no system prompt, …
+        said = str(error).strip() or type(error).__name__
+        raise InputError(
+            f"the target's chat template refuses the messages ({said.splitlines()[0]}); change their roles or order"
+        ) from error
     if any("\ud800" <= char <= "\udfff" for char in text):
         raise InputError("the prompt holds half a surrogate pair; give valid Unicode text")
     return text

@@ -1,4 +1,4 @@
-"""Everything this package knows about transformers versions (5.17 to 5.24), in one place.
+"""Everything this package knows about transformers versions (5.18 to 5.24), in one place.
 
 Facts kept here: the name of the cache argument, which cache layers can be rolled back, how to roll one back, where
 kept-layer features are read, and which module attributes carry state from one generation to the next.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -113,12 +113,57 @@ def _float64_attention(
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention function: query (1, heads, M, D), key and value (1, kv heads, C, D), additive mask."""
+    return _mix(_float64_weights(query, key, attention_mask, scaling), value, query.dtype), None
+
+
+WATCHED_ATTENTION = "oneglance_watched"
+
+
+@contextmanager
+def watched_attention(config: Any, see: Callable[[int, torch.Tensor], None]) -> Iterator[None]:
+    """Attention in float64 whose weights are seen; sdpa and its kin keep them to themselves.
+
+    Args:
+        config: of the text stack.
+        see: layer index and its weights (heads, M, C), once a layer and pass.
+    """
+
+    def attend(
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        scaling: float | None = None,
+        **_: Any,
+    ) -> tuple[torch.Tensor, None]:
+        weights = _float64_weights(query, key, attention_mask, scaling)
+        see(int(module.layer_idx), weights[0].flatten(0, 1))  # type: ignore[arg-type]
+        return _mix(weights, value, query.dtype), None
+
+    transformers.AttentionInterface.register(WATCHED_ATTENTION, attend)
+    before, config._attn_implementation_internal = config._attn_implementation_internal, WATCHED_ATTENTION
+    try:
+        yield
+    finally:
+        config._attn_implementation_internal = before
+
+
+def _float64_weights(
+    query: torch.Tensor, key: torch.Tensor, attention_mask: torch.Tensor | None, scaling: float | None
+) -> torch.Tensor:
+    """(1, kv heads, group, M, C) attention weights."""
     wide = query.double().view(1, key.shape[1], -1, *query.shape[2:])  # (1, kv heads, group, M, D)
     scores = wide @ key.double()[:, :, None].transpose(-1, -2) * (scaling or query.shape[-1] ** -0.5)
     if attention_mask is not None:
         scores += attention_mask.double()[:, :, None]
-    out = scores.softmax(dim=-1) @ value.double()[:, :, None]
-    return out.flatten(1, 2).transpose(1, 2).to(query.dtype).contiguous(), None
+    return scores.softmax(dim=-1)
+
+
+def _mix(weights: torch.Tensor, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """(1, M, heads, D) values under those weights, rounded once."""
+    out = weights @ value.double()[:, :, None]
+    return out.flatten(1, 2).transpose(1, 2).to(dtype).contiguous()
 
 
 def load_processor(folder: str, model_type: str) -> Any:
@@ -198,13 +243,51 @@ def eos_ids(model: PreTrainedModel) -> tuple[int, ...]:
 WARPERS = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
 
 
+# what makes ``generate`` search or stop otherwise than token by token, and the value that does not
+OTHER_SEARCHES: dict[str, Any] = {
+    "num_beams": 1,
+    "stop_strings": None,
+    "penalty_alpha": None,
+    "dola_layers": None,
+    "guidance_scale": 1,
+}
+
+
+def check_search(config: GenerationConfig) -> None:
+    """Refuse a generation config whose greedy text is not the argmax of each row.
+
+    Raises:
+        TargetError: beams, stop strings, and the like.
+    """
+    for name, neutral in OTHER_SEARCHES.items():
+        value = getattr(config, name, None)
+        if value is not None and value != neutral:
+            raise TargetError(
+                f"the target's generation config sets {name}={value!r}, which is not supported; "
+                f"remove it from generation_config.json{' and give stop=…' if name == 'stop_strings' else ''}"
+            )
+
+
+def own_cap(model: PreTrainedModel) -> str | None:
+    """What the model's generation config says of the length of a text, which our own cap replaces."""
+    for name in ("max_new_tokens", "max_length"):
+        value = getattr(model.generation_config, name, None)
+        if value is not None:
+            return f"{name}={value}"
+    return None
+
+
 def greedy_config(model: PreTrainedModel, *, max_new_tokens: int) -> GenerationConfig:
-    """The model's own generation config, greedy and with our cap."""
+    """The model's own generation config, greedy and with our cap.
+
+    Raises:
+        TargetError: its greedy text is not the argmax of each row.
+    """
     config = copy.deepcopy(model.generation_config) if model.generation_config is not None else GenerationConfig()
     config.do_sample = False
     for name in WARPERS:
         setattr(config, name, None)
-    config.num_beams = 1
+    check_search(config)
     config.max_new_tokens = max_new_tokens
     config.max_length = None
     return config

@@ -19,6 +19,7 @@ class Mllama(Target):
 
     model_types: ClassVar[tuple[str, ...]] = ("mllama",)
     takes_images: ClassVar[bool] = True
+    has_image_rows: ClassVar[bool] = False  # the placeholder is a token of the text
     auto_class: ClassVar[str] = "AutoModelForImageTextToText"
 
     @property
@@ -44,8 +45,12 @@ class Mllama(Target):
         return tuple(i for i in range(self.num_layers) if i not in cross)
 
     @property
+    def image_names(self) -> tuple[str, ...]:
+        return ("pixel_values", "aspect_ratio_ids", "aspect_ratio_mask")
+
+    @property
     def input_names(self) -> tuple[str, ...]:
-        return ("pixel_values", "aspect_ratio_ids", "aspect_ratio_mask", "cross_attention_mask")
+        return (*self.image_names, "cross_attention_mask")
 
     def count_images(self, tensors: Mapping[str, Tensor]) -> int:
         pixels = tensors.get("pixel_values")

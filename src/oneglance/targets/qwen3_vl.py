@@ -19,6 +19,7 @@ class Qwen3VL(Target):
 
     model_types: ClassVar[tuple[str, ...]] = ("qwen3_vl",)
     takes_images: ClassVar[bool] = True
+    takes_encoded: ClassVar[bool] = True
     auto_class: ClassVar[str] = "AutoModelForImageTextToText"
 
     @property
@@ -28,8 +29,12 @@ class Qwen3VL(Target):
         return model
 
     @property
+    def image_names(self) -> tuple[str, ...]:
+        return ("pixel_values", "image_grid_thw")
+
+    @property
     def input_names(self) -> tuple[str, ...]:
-        return ("pixel_values", "image_grid_thw", "mm_token_type_ids")
+        return (*self.image_names, "mm_token_type_ids")
 
     def count_images(self, tensors: Mapping[str, Tensor]) -> int:
         grid = tensors.get("image_grid_thw")
@@ -44,7 +49,11 @@ class Qwen3VL(Target):
         ids = inputs.tensors["input_ids"]
         is_image = ids == self.model.config.image_token_id
         arguments = {key: value for key, value in inputs.tensors.items() if key != "mm_token_type_ids"}
-        if inputs.num_images:
+        if inputs.encoded:
+            arguments["mm_encoder_outputs"] = inputs.encoded["mm_encoder_outputs"]
+            position_ids = inputs.encoded["position_ids"][-3:]  # text positions may stand before the three axes
+            rope_delta = int(position_ids.max()) + 1 - ids.shape[1]
+        elif inputs.num_images:
             self._check_image_rows(inputs, int(is_image.sum()))
             position_ids, delta = self.model.model.get_rope_index(
                 ids, mm_token_type_ids=is_image.int(), image_grid_thw=inputs.tensors["image_grid_thw"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,10 +17,13 @@ class Inputs:
     Attributes:
         tensors: what the HF model's forward takes, ``input_ids`` (1, T) among them; no padding.
         num_images: images in the prompt.
+        encoded: images that the model's vision encoder has seen already, and positions, under the names of the model's
+            arguments; only for targets that say ``takes_encoded``.
     """
 
     tensors: dict[str, Tensor]
     num_images: int = 0
+    encoded: dict[str, Any] = field(default_factory=dict)
 
     @property
     def token_ids(self) -> list[int]:
@@ -29,7 +33,7 @@ class Inputs:
     def in_float64(self) -> Inputs:
         """The same prompt for a target whose arithmetic is float64."""
         wide = {key: value.double() if value.is_floating_point() else value for key, value in self.tensors.items()}
-        return Inputs(wide, self.num_images)
+        return replace(self, tensors=wide)
 
 
 @dataclass(slots=True)

@@ -135,5 +135,5 @@ def _hub_item(hub: HubSource, row: dict[str, Any], index: int) -> Item:
         answers = LETTERS[int(answers)] if answers is not None else None
     listed = answers if isinstance(answers, list) else [] if answers is None else [answers]
     image = own.get("image")
-    pictures = [] if image is None else [image.convert("RGB")]
+    pictures: list[Any] = [] if image is None else [image]
     return Item(str(own.get("id", index)), question, tuple(str(a) for a in listed), lambda: pictures)

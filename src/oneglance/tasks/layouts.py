@@ -1,7 +1,7 @@
 """The official layouts on disk: annotation files as their authors publish them, read into items.
 
-A reader takes a folder and a split and yields items in the file's order. Images are opened only where they are asked
-for.
+A reader takes a folder and a split and yields items in the file's order. Images are looked for only where they
+are asked for.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any, Final
 from PIL import Image
 
 from oneglance.core import InputError
-from oneglance.images import load_image
 
 LETTERS: Final = "ABCDEFGHIJ"
 
@@ -29,13 +28,13 @@ class Item:
         id: unique within the data set.
         question: empty where the task's prompt says it all.
         answers: references, any number.
-        open: its images.
+        find: its image sources, as ``images.load_image`` takes them.
     """
 
     id: str
     question: str
     answers: tuple[str, ...]
-    open: Callable[[], list[Image.Image]]
+    find: Callable[[], list[Path | Image.Image]]
 
 
 Reader = Callable[[Path, str], Iterator[Item]]
@@ -49,28 +48,28 @@ def coco(folder: Path, split: str) -> Iterator[Item]:
     for annotation in data["annotations"]:
         captions.setdefault(annotation["image_id"], []).append(annotation["caption"])
     for image in data["images"]:
-        own = partial(_open, folder, (f"{split}2017", "images", "."), image["file_name"])
+        own = partial(_find, folder, (f"{split}2017", "images", "."), image["file_name"])
         yield Item(str(image["id"]), "", tuple(captions.get(image["id"], ())), own)
 
 
 def textvqa(folder: Path, split: str) -> Iterator[Item]:
     """TextVQA: ``TextVQA_0.5.1_<split>.json`` and OpenImages pictures named by their id."""
     for row in _json(_any(folder, f"TextVQA*_{split}.json"))["data"]:
-        own = partial(_open, folder, ("train_images", "images", "."), f"{row['image_id']}.jpg")
+        own = partial(_find, folder, ("train_images", "images", "."), f"{row['image_id']}.jpg")
         yield Item(str(row["question_id"]), row["question"], tuple(row.get("answers", ())), own)
 
 
 def docvqa(folder: Path, split: str) -> Iterator[Item]:
     """DocVQA: ``<split>_v1.0*.json`` with ``documents/``."""
     for row in _json(_any(folder, f"{split}_v*.json"))["data"]:
-        own = partial(_open, folder, (".", "spdocvqa_images"), row["image"], Path(row["image"]).name)
+        own = partial(_find, folder, (".", "spdocvqa_images"), row["image"], Path(row["image"]).name)
         yield Item(str(row["questionId"]), row["question"], tuple(row.get("answers", ())), own)
 
 
 def infovqa(folder: Path, split: str) -> Iterator[Item]:
     """InfographicVQA: ``infographicsVQA_<split>_v1.0*.json`` with pictures by their local name."""
     for row in _json(_any(folder, f"infographicsVQA_{split}_v*.json"))["data"]:
-        own = partial(_open, folder, ("infographicsvqa_images", "images", "."), row["image_local_name"])
+        own = partial(_find, folder, ("infographicsvqa_images", "images", "."), row["image_local_name"])
         yield Item(str(row["questionId"]), row["question"], tuple(row.get("answers", ())), own)
 
 
@@ -84,7 +83,7 @@ def chartqa(folder: Path, split: str) -> Iterator[Item]:
             continue
         found = True
         for index, row in enumerate(_json(path)):
-            own = partial(_open, folder, (f"{split}/png", "png"), row["imgname"])
+            own = partial(_find, folder, (f"{split}/png", "png"), row["imgname"])
             yield Item(f"{part}-{index:05d}", row["query"], (str(row["label"]),), own)
     if not found:
         raise InputError(f"{folder} has no {split}/{split}_human.json or {split}_augmented.json")
@@ -101,7 +100,7 @@ def scienceqa(folder: Path, split: str) -> Iterator[Item]:
             continue
         choices = "\n".join(f"{LETTERS[i]}. {choice}" for i, choice in enumerate(row["choices"]))
         hint = f"{row['hint']}\n" if row.get("hint") else ""
-        own = partial(_open, folder, (f"images/{split}/{name}", f"{split}/{name}"), row["image"])
+        own = partial(_find, folder, (f"images/{split}/{name}", f"{split}/{name}"), row["image"])
         yield Item(str(name), f"{hint}{row['question']}\n{choices}", (LETTERS[row["answer"]],), own)
 
 
@@ -151,10 +150,10 @@ def _json(path: Path) -> Any:
         raise InputError(f"cannot read {path}: {error}") from error
 
 
-def _open(folder: Path, places: tuple[str, ...], *names: str) -> list[Image.Image]:
+def _find(folder: Path, places: tuple[str, ...], *names: str) -> list[Path | Image.Image]:
     for place in places:
         for name in names:
             path = folder / place / name
             if path.is_file():
-                return [load_image(str(path))]
+                return [path]
     raise InputError(f"the image {names[0]} is not in {', '.join(str(folder / place) for place in places)}")

@@ -38,7 +38,7 @@ def model_card(head: HeadCheckpoint, *, licence: str, tasks: list[dict[str, Any]
     facts = {
         "target": target,
         "target revision": card.get("target_revision") or "unknown",
-        "target config": (card.get("target_config_sha256") or "unknown")[:16],
+        "target config": (card.get("target_geometry_sha256") or "unknown")[:16],
         "chat template": (card.get("chat_template_sha256") or "unknown")[:16],
         "features": card.get("feature_point") or "unknown",
         "kept layers": ", ".join(map(str, config.target_layer_ids)),

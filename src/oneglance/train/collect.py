@@ -310,8 +310,8 @@ def encoding(target: Target, long_side: int | None) -> dict[str, Any]:
     images = getattr(target.processor, "image_processor", None)
     sizes = json.dumps(images.to_dict() if images is not None else None, sort_keys=True, default=str)
     return {
-        **{key: fingerprint[key] for key in ("target", "target_revision", "target_config_sha256")},
-        "chat_template_sha256": fingerprint["chat_template_sha256"],
+        **{key: fingerprint[key] for key in ("target", "target_revision", "target_geometry_sha256")},
+        **{key: fingerprint[key] for key in ("target_weights_sha256", "chat_template_sha256")},
         "image_long_side": long_side,
         "image_processor_sha256": hashlib.sha256(sizes.encode()).hexdigest(),
     }

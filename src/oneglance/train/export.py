@@ -8,6 +8,7 @@ for the class of its built-in block drafting.
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from torch import Tensor
 from oneglance.core import HeadError, InputError
 from oneglance.drafters.checkpoint import HeadCheckpoint, load_checkpoint
 from oneglance.drafters.head import HeadConfig
+from oneglance.engines import Launch, command
 
 Format = Literal["dflash", "speculators", "vllm", "sglang", "transformers"]
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -140,15 +142,17 @@ def _dflash(head: HeadCheckpoint, out: Path, target: str) -> Converted:
 
 
 def _vllm(head: HeadCheckpoint, out: Path, target: str) -> Converted:
-    settings = {"method": "dflash", "model": str(out), "num_speculative_tokens": head.config.num_offsets}
-    return plain_config(head), head.tensors, f"vllm serve {target} --speculative-config '{json.dumps(settings)}'"
+    return plain_config(head), head.tensors, _start("vllm", head, out, target)
 
 
 def _sglang(head: HeadCheckpoint, out: Path, target: str) -> Converted:
     if head.config.mask_token_id >= head.config.vocab_size:
         raise HeadError("SGLang wants a mask id below the target's vocabulary; this head's lies past it")
-    flags = f"--speculative-algorithm DFLASH --speculative-draft-model-path {out}"
-    return plain_config(head), head.tensors, f"python -m sglang.launch_server --model-path {target} {flags}"
+    return plain_config(head), head.tensors, _start("sglang", head, out, target)
+
+
+def _start(engine: str, head: HeadCheckpoint, out: Path, target: str) -> str:
+    return shlex.join(command(engine, Launch(target, str(out), head.config.num_offsets)))
 
 
 def _speculators(head: HeadCheckpoint, out: Path, target: str) -> Converted:

@@ -71,9 +71,7 @@ class Server:
             Refused: the server will never answer this prompt.
             ServerDown: it answers nothing any more.
         """
-        if self.model is None:
-            self.model = str(self._request("/v1/models", None)["data"][0]["id"])
-        body = {"model": self.model, **body}
+        body = {"model": self.model_name(), **body}
         if self.gives_ids:
             try:
                 return self._request(CHAT, {**body, "return_token_ids": True})
@@ -82,6 +80,30 @@ class Server:
                 self.gives_ids = False
                 return reply
         return self._request(CHAT, body)
+
+    def model_name(self) -> str:
+        """As the server names what it serves; asked for once.
+
+        Raises:
+            Refused, ServerDown: it does not say.
+        """
+        if self.model is None:
+            self.model = str(self._request("/v1/models", None)["data"][0]["id"])
+        return self.model
+
+    def open(self, path: str, body: dict[str, Any] | None = None) -> http.client.HTTPResponse:
+        """One request, tried once: GET without a body, else POST of its JSON.
+
+        Raises:
+            urllib.error.HTTPError, OSError: no success.
+        """
+        headers = {"Content-Type": "application/json"}
+        if os.environ.get(KEY_VARIABLE):
+            headers["Authorization"] = f"Bearer {os.environ[KEY_VARIABLE]}"
+        data = None if body is None else json.dumps(body).encode()
+        reply = urllib.request.urlopen(urllib.request.Request(self.url + path, data, headers), timeout=self.timeout_s)
+        assert isinstance(reply, http.client.HTTPResponse)
+        return reply
 
     def _request(self, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
         problem = ""
@@ -92,19 +114,14 @@ class Server:
                 return self._once(path, body)
             except urllib.error.HTTPError as error:
                 if error.code not in BUSY:
-                    raise Refused(error.code, _reason(error)) from error
+                    raise Refused(error.code, reason(error)) from error
                 problem = f"HTTP {error.code}"
             except (OSError, http.client.HTTPException, ValueError) as error:
                 problem = str(getattr(error, "reason", error)) or type(error).__name__
         raise ServerDown(problem)
 
     def _once(self, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
-        headers = {"Content-Type": "application/json"}
-        if os.environ.get(KEY_VARIABLE):
-            headers["Authorization"] = f"Bearer {os.environ[KEY_VARIABLE]}"
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, headers)
-        with urllib.request.urlopen(request, timeout=self.timeout_s) as reply:
+        with self.open(path, body) as reply:
             parsed = json.loads(reply.read())
         if not isinstance(parsed, dict):
             raise ValueError("the reply is not a JSON object")
@@ -206,18 +223,8 @@ class ServerAnswerer:
         results.put(_Result(None, problem=problem))
 
     def _body(self, asked: Asked) -> dict[str, Any]:
-        parts: list[dict[str, Any]] = [
-            {"type": "image_url", "image_url": {"url": _data_uri(picture)}} for picture in asked.pictures
-        ]
-        if asked.prompt.text:
-            parts.append({"type": "text", "text": asked.prompt.text})
-        system = [{"role": "system", "content": asked.prompt.system}] if asked.prompt.system is not None else []
-        content: Any = parts if asked.pictures else asked.prompt.text
-        return {
-            "messages": [*system, {"role": "user", "content": content}],
-            "temperature": 0,
-            "max_tokens": self.max_new_tokens,
-        }
+        messages = as_messages(asked.prompt.text, images=asked.pictures, system=asked.prompt.system)
+        return {"messages": messages, "temperature": 0, "max_tokens": self.max_new_tokens}
 
     def _read(self, result: _Result) -> list[int] | Skip:
         asked = result.asked
@@ -235,7 +242,7 @@ class ServerAnswerer:
         return self._ids(choice, text)
 
     def _ids(self, choice: dict[str, Any], text: str) -> list[int]:
-        ids = _given_ids(choice)
+        ids = given_ids(choice)
         if ids is None:
             self.counts["retokenised"] += 1
             ids = list(self.target.tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -269,7 +276,16 @@ class _Result:
     code: int = 0
 
 
-def _given_ids(choice: dict[str, Any]) -> list[int] | None:
+def as_messages(text: str, *, images: Sequence[Any] = (), system: str | None = None) -> list[dict[str, Any]]:
+    """A prompt as chat messages, its PIL images inline and before the text."""
+    parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": _data_uri(image)}} for image in images]
+    if text:
+        parts.append({"type": "text", "text": text})
+    first = [{"role": "system", "content": system}] if system is not None else []
+    return [*first, {"role": "user", "content": parts if images else text}]
+
+
+def given_ids(choice: dict[str, Any]) -> list[int] | None:
     """Token ids as vLLM gives them: in ``token_ids``, or as ``token_id:N`` in the log-probabilities."""
     if choice.get("token_ids"):
         return [int(i) for i in choice["token_ids"]]
@@ -286,6 +302,7 @@ def _data_uri(picture: Any) -> str:
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def _reason(error: urllib.error.HTTPError) -> str:
+def reason(error: urllib.error.HTTPError) -> str:
+    """What the server says against the request."""
     with error:
         return error.read(500).decode(errors="replace").strip() or str(error.reason)

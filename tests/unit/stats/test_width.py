@@ -132,6 +132,9 @@ def test_shares_add_up_and_respect_the_most(weights: list[float], total: int, mo
 
 def test_shares_are_proportional() -> None:
     np.testing.assert_array_equal(share_out([1, 2, 1], 8, 100), [2, 4, 2])
+    for wrong in (float("nan"), float("inf"), -1.0):
+        with pytest.raises(InputError, match="round 1 has weight"):
+            share_out([1, wrong, 1], 8, 100)
     np.testing.assert_array_equal(share_out([1, 100], 10, 6), [4, 6])
 
 

@@ -1,0 +1,66 @@
+"""Reading a target's weights: all of them from the checkpoint, or an error that says what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+import transformers
+from safetensors import SafetensorError
+from transformers import PreTrainedModel
+
+from oneglance.core import TargetError
+
+# what transformers, torch and safetensors raise over a folder or a device that will not do
+FAILURES = (OSError, ValueError, ImportError, RuntimeError, MemoryError, SafetensorError, UnpicklingError)
+
+
+def load_model(auto_class: str, folder: str, config: Any, **options: Any) -> PreTrainedModel:
+    """A model all of whose weights come from its checkpoint; transformers would fill gaps with random ones.
+
+    Args:
+        auto_class: of transformers.
+        folder: or a hub id.
+        config: the checkpoint's.
+        options: of ``from_pretrained``.
+
+    Raises:
+        TargetError: tensors are missing or have other shapes.
+        BaseException: one of ``FAILURES``.
+    """
+    loader = getattr(transformers, auto_class)
+    model, info = loader.from_pretrained(
+        folder, config=config, ignore_mismatched_sizes=True, output_loading_info=True, **options
+    )
+    shapes = sorted(f"{key} ({list(found)}, not {list(wanted)})" for key, found, wanted in info["mismatched_keys"])
+    for what, keys in (("lacks", sorted(info["missing_keys"])), ("has another shape of", shapes)):
+        if keys:
+            raise TargetError(
+                f"the checkpoint {what} {len(keys)} tensors that its config asks for: {_listed(keys)}; "
+                "download it again, or correct config.json"
+            )
+    loaded: PreTrainedModel = model
+    return loaded
+
+
+def reason(error: BaseException) -> str:
+    """One line on why a target could not be loaded, and the fix where it is known."""
+    if is_out_of_memory(error):
+        return "out of memory; use a smaller dtype, --device-map auto, or a smaller target"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = lines[0] if lines else type(error).__name__
+    if isinstance(error, SafetensorError | UnpicklingError):
+        return f"a weight file is truncated or a git-LFS pointer ({text}); download it again, or run 'git lfs pull'"
+    return text
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, on whatever device."""
+    kinds = (torch.OutOfMemoryError, MemoryError)
+    return isinstance(error, kinds) or any(sign in str(error) for sign in ("out of memory", "can't allocate memory"))
+
+
+def _listed(keys: Collection[str]) -> str:
+    return ", ".join(list(keys)[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")

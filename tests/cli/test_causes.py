@@ -1,0 +1,166 @@
+"""probe, ablate and transfer on tiny models: arms in one log, figures that follow from it, bad input."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from helpers import picture
+from oneglance.stats.rounds import RoundRow, read_rounds, write_rounds
+from simulate import simulate_rounds
+
+from .conftest import Result, Run
+
+TINY = ("--threads", 1, "--max-new-tokens", 10, "--dtype", "float32", "--budget", 7)
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "asked.jsonl"
+    lines = []
+    for i in range(4):
+        image = tmp_path / f"{i}.png"
+        picture(i).save(image)
+        task = "one" if i < 2 else "two"
+        lines.append({"id": f"p{i}", "task": task, "prompt": f"Say {i} things.", "image": str(image)})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture
+def tiny(vision_target: Path, vision_head: Path, prompts: Path) -> tuple[object, ...]:
+    return ("--target", vision_target, "--head", vision_head, "--prompts", prompts, *TINY)
+
+
+def test_the_image_probe_holds_both_arms_and_goes_on_after_a_kill(
+    run: Run, tiny: tuple[object, ...], tmp_path: Path
+) -> None:
+    out = tmp_path / "probe.jsonl"
+    words = ("probe", "image", *tiny, "--out", out)
+    first = run(*words, "--json")
+    assert first.code == 0, first
+    assert list(first.json["tasks"]) == ["one", "two", "pooled"]
+    whole = read_rounds(out)
+    arms = [[row for row in whole.rows if row.run == name] for name in ("right", "mismatched")]
+    assert [(r.prompt, r.position) for r in arms[0]] == [(r.prompt, r.position) for r in arms[1]]
+    assert [r.h_nats for r in arms[0]] != [r.h_nats for r in arms[1]]
+    pooled, drafted = first.json["tasks"]["pooled"], [[r for r in arm if r.horizon] for arm in arms]
+    for name, arm in zip(("h_right", "h_mismatched"), drafted, strict=True):
+        assert pooled[name]["value"] == pytest.approx(sum(r.h_nats for r in arm) / len(arm))
+    taus = [sum(r.a + 1 for r in arm) / len(arm) for arm in drafted]
+    assert pooled["lift_tau"]["value"] == pytest.approx(taus[0] / taus[1] - 1)
+    lines = out.read_text().splitlines()
+    out.write_text("\n".join(lines[:-3]) + "\n")
+    assert run(*words).code == 0
+    assert read_rounds(out).rows == whole.rows  # forced rounds keep no times, so all is the same
+    assert "other settings (budget 7, now 5)" in run(*words, "--budget", 5).error
+
+
+def test_saliency_is_logged_and_read(run: Run, tiny: tuple[object, ...], tmp_path: Path) -> None:
+    out = tmp_path / "rounds.jsonl"
+    assert run("rounds", *tiny, "--saliency", "--out", out).code == 0
+    rows = read_rounds(out).drafted.rows
+    found = run("probe", "saliency", out, "--json").json["tasks"]
+    assert found["pooled"]["mean_saliency"] == pytest.approx(sum(r.saliency or 0 for r in rows) / len(rows))
+    assert found["one"]["num_rounds"] == sum(r.task == "one" for r in rows)
+    shown = run("probe", "saliency", out)
+    assert (shown.code, shown.err) == (0, "")
+    assert "r(a, v | H)" in shown.out
+
+
+def test_conditioning_by_arm_tree_and_chain(
+    run: Run, tiny: tuple[object, ...], text_target: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "arms.jsonl"
+    words = ("ablate", "conditioning", *tiny, "--twin", text_target, "--out", out)
+    first = run(*words, "--json")
+    assert first.code == 0, first
+    kept = first.json["kept"]
+    assert list(kept) == ["one", "two", "pooled"]
+    for tree in ("tree", "chain"):
+        assert list(kept["pooled"][tree]) == ["fused", "zeroed", "text-only", "mismatched", "twin"]
+        fused = kept["pooled"][tree]["fused"]
+        assert fused["share"]["value"] == 1
+        for arm in kept["pooled"][tree].values():
+            assert arm["share"]["value"] == pytest.approx(arm["tau"]["value"] / fused["tau"]["value"])
+    again = run(*words, "--json")
+    assert again.json == first.json
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(lines) == 4
+    for line in lines:  # another conditioning, the same text
+        assert len({sum(rounds) for arms in line["rounds"].values() for rounds in arms.values()}) == 1
+    shown = run(*words)
+    assert (shown.code, shown.err) == (0, "")
+    assert "pooled, zeroed" in shown.out
+
+
+def test_layers_alone_left_out_and_named(run: Run, tiny: tuple[object, ...]) -> None:
+    found = run("ablate", "layers", *tiny, "--json").json["kept"]["pooled"]["tree"]
+    assert list(found) == ["fused", "0", "1"]  # of two layers, each alone is the other one left out
+    named = run("ablate", "layers", *tiny, "--subsets", "1", "--json").json["kept"]["pooled"]["tree"]
+    assert named == {name: found[name] for name in ("fused", "1")}
+
+
+def planted(path: Path, b0: float, b1: float, seed: int) -> Path:
+    made = simulate_rounds(b0, b1, num_rounds=400, num_prompts=20, seed=seed)
+    rows = [
+        RoundRow(
+            run="block/best_first/31",
+            task="t",
+            prompt=str(p),
+            round=i,
+            position=i,
+            h_nats=float(h),
+            p_max=0.5,
+            top2_gap=1.0,
+            a=int(a),
+            a1=int(a),
+            horizon=15,
+            cut="none",
+            budget=31,
+            nodes=31,
+        )
+        for i, (h, a, p) in enumerate(zip(made.h_nats, made.a, made.prompts, strict=True))
+    ]
+    write_rounds(path, rows)
+    return path
+
+
+def test_transfer_is_one_table(run: Run, tmp_path: Path) -> None:
+    one, two = planted(tmp_path / "one.jsonl", 1, 0.8, 0), planted(tmp_path / "two.jsonl", -0.5, -0.8, 1)
+    (tmp_path / "two.jsonl.run.json").write_text(json.dumps({"settings": {"target": "crossed"}}))
+    found = run("transfer", one, f"speech={two}", "--json").json
+    assert [(r["log"], r["target"], r["sign"], r["fit"]["verdict"]) for r in found["rows"]] == [
+        ("one", None, 1, "holds"),
+        ("speech", "crossed", -1, "inverted"),
+    ]
+    assert found["excluded"] == {}
+    shown = run("transfer", one, two)
+    assert (shown.code, shown.err) == (0, "")
+    assert "inverted" in shown.out
+    assert "two logs are named 'one'" in run("transfer", one, one).error
+    assert "need NAME=LOG" in run("transfer", f"={one}").error
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        (("probe", "image", "--max-new-tokens", "2"), "three tokens"),
+        (("probe", "image", "--tasks", "docvqa", "--limit", "1"), "--limit"),
+        (("probe", "saliency", "{none}"), "cannot read the round log"),
+        (("ablate", "conditioning", "--drafter", "ngram", "--limit", "2"), "only a block head"),
+        (("ablate", "layers", "--drafter", "none", "--limit", "2"), "only a block head"),
+        (("transfer", "{none}"), "cannot read the round log"),
+    ],
+)
+def test_bad_input_names_the_fix(run: Run, tmp_path: Path, words: tuple[str, ...], fix: str) -> None:
+    assert fix in run(*(word.format(none=tmp_path / "none.jsonl") for word in words)).error
+
+
+def test_subsets_of_layers_are_checked(run: Run, tiny: tuple[object, ...]) -> None:
+    def error(text: str) -> str:
+        result: Result = run("ablate", "layers", *tiny, "--subsets", text)
+        return result.error
+
+    assert "as in '0;0,1'" in error("a") or "such as '0;0,1'" in error("a")
+    assert "--subsets names 7" in error("0;7")
