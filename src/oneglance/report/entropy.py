@@ -113,9 +113,10 @@ def tail_section(tails: Mapping[str, Tail], left_out: Mapping[str, str]) -> Sect
     for task, tail in tails.items():
         mean, one, two, ratio = tail.floor_mean, tail.chi_single, tail.chi_two_state, tail.ratio
         values = {"a": mean.value, "low": mean.low, "high": mean.high, "cap": tail.cap, "loose": tail.loose_cap}
-        values |= {"chi_one": one.statistic, "p_one": one.p, "chi_two": two.statistic, "p_two": two.p}
-        values |= {"ratio": ratio.statistic, "p_chi2": ratio.p_chi2, "p_boot": ratio.p_bootstrap}
-        rows.append({"task": task, "rounds": tail.num_rounds, "prompts": tail.num_prompts, **_measured(values)})
+        values |= {"chi_one": one.statistic, "chi_two": two.statistic, "ratio": ratio.statistic}
+        chances = {"p_one": one.p, "p_two": two.p, "p_chi2": ratio.p_chi2, "p_boot": ratio.p_bootstrap}
+        names = {"task": task, "rounds": tail.num_rounds, "prompts": tail.num_prompts}
+        rows.append({**names, **_measured(values), **{n: f"{p:.2g}" for n, p in chances.items() if p == p}})
         says = "lies above" if tail.exceeds_cap else "does not lie above"
         note = f"{task}: the floor's interval {says} e^b0"
         if tail.held_out is not None:
