@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from oneglance.commands import rounds as rounds_command
-from oneglance.stats.rounds import RoundRow, read_rounds, write_rounds
+from oneglance.report import entropy
+from oneglance.stats.rounds import RoundLog, RoundRow, read_rounds, write_rounds
+from oneglance.stats.sidecar import read_marginals
 from simulate import simulate_rounds
 
 from .conftest import Run
@@ -136,6 +138,14 @@ def test_tail_and_width_read_the_same_log(run: Run, law_log: Path) -> None:
         assert at["oracle", budget] >= max(at[policy, budget] for policy in ("fixed", "entropy", "scores"))
     assert width["regret"]["regret"] <= width["regret"]["bound"] + 1e-9
     assert run("tail", law_log, "--resamples", 19).code == 0
+
+
+def test_a_log_with_marginals_gets_its_width_on_the_page(law_log: Path) -> None:
+    log = read_rounds(law_log)
+    short = RoundLog(log.of("docvqa").rows[:120])
+    made = entropy.sections(short, marginals=read_marginals(law_log, short), vocab_size=50, resamples=19)
+    assert [section.name for section in made] == ["The entropy law", "The tail of the floor", "Width by entropy"]
+    assert {row["policy"] for row in made[-1].rows} >= {"fixed", "entropy", "oracle"}
 
 
 @pytest.mark.parametrize(

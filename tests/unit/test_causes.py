@@ -25,6 +25,7 @@ from oneglance.core import Generation, InputError, SamplingParams
 from oneglance.decoder import Decoder
 from oneglance.drafters.block import BlockDrafter
 from oneglance.report.causes import study_ablation, study_image, study_saliency, study_transfer
+from oneglance.report.figures import saliency_split
 from oneglance.stats.rounds import RoundLog, RoundRow
 from oneglance.targets.base import Target
 from oneglance.targets.chat import encode
@@ -337,6 +338,11 @@ def test_saliency_that_follows_entropy_adds_nothing_and_one_of_its_own_does() ->
     own = study_saliency(log(made.a + rng.normal(0, 2, 1500)))["t"]
     assert own.correlations.partial.low > 0.3
     assert own.mean_gap > 1.5
+    pytest.importorskip("matplotlib", reason="the [report] extra is not installed")
+    (axes,) = saliency_split({"t": own}).axes
+    high, low = (line.get_ydata() for line in axes.lines)
+    assert list(high) == [gap.high for gap in own.gaps]
+    assert all(one > two for one, two in zip(high, low, strict=True))
     with pytest.raises(InputError, match="--saliency"):
         study_saliency(RoundLog((row("r", 0, 0, 1.0, 1),)))
 

@@ -291,17 +291,17 @@ def _report(found: Ablation, title: str, *, json: bool) -> None:
 
 def _show(console: Console, found: Ablation, title: str) -> None:
     for tree in next(iter(found.kept.values())):
-        arms = next(iter(found.kept.values()))[tree]
-        table = Table("", "rounds/prompts", *arms, title=f"{tree}: τ and {title}", title_justify="left")
+        table = Table("", "", "rounds/prompts", "τ", "share [95 %]", title=f"{tree}: {title}", title_justify="left")
         for task, by_tree in found.kept.items():
-            own = by_tree[tree]
-            whole = own[WHOLE]
-            cells = [
-                f"{k.tau.value:.2f}, {k.share.value:.0%} [{k.share.low:.0%}, {k.share.high:.0%}]"
-                for arm, k in own.items()
-                if arm != WHOLE
-            ]
-            table.add_row(task, f"{whole.num_rounds}/{whole.num_prompts}", f"{whole.tau.value:.2f}", *cells)
+            for arm, kept in by_tree[tree].items():
+                share = kept.share
+                table.add_row(
+                    task if arm == WHOLE else "",
+                    arm,
+                    f"{kept.num_rounds}/{kept.num_prompts}",
+                    f"{kept.tau.value:.2f}",
+                    "" if arm == WHOLE else f"{share.value:.0%} [{share.low:.0%}, {share.high:.0%}]",
+                )
         console.print(table)
     for task, gaps in found.gaps.items():
         for arm, gap in gaps.items():

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from oneglance.commands import opening, options, terminal
+from oneglance.commands import logs, opening, options, terminal
 from oneglance.commands.audit import choose_tasks
+from oneglance.commands.tail import Resamples
 from oneglance.core import InputError
 
 Results = Annotated[
@@ -23,12 +24,22 @@ Strips = Annotated[
     str,
     typer.Option(metavar="NAMES", help="html: show a held-out page of these tasks, round by round; or none."),
 ]
+Log = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--rounds",
+        metavar="LOG",
+        help="html: round logs whose law, tail and width replay to show.",
+    ),
+]
 Title = Annotated[str, typer.Option(metavar="TEXT", help="html: of the page.")]
 
 
 def report(
     results: Results = None,
     out: Out = Path("report.html"),
+    rounds: Log = None,
+    resamples: Resamples = 999,
     strips: Strips = "caption,docvqa",
     title: Title = "oneglance",
     target: options.Target = options.BUILTIN,
@@ -52,11 +63,14 @@ def report(
     if form not in ("html", *FORMATS):
         raise InputError(f"--out must end in .html, .{', .'.join(FORMATS)}, got {out}")
     read = [_read(path) for path in results or []]
+    if form != "html" and rounds:
+        raise InputError(f"--rounds goes into a page; use --out report.html instead of {out}")
     if form != "html" and not read:
         raise InputError("there are no rows to write; name a result that 'oneglance bench --out' wrote")
     if form == "html":
         from oneglance.report.page import render
 
+        studies = _studies(rounds, resamples)
         made = []
         if strips != "none":
             made = _strips(
@@ -70,7 +84,7 @@ def report(
                 attention=attention,
                 threads=threads,
             )
-        text = render(read, made, title=title)
+        text = render(read, made, title=title, studies=studies)
     else:
         text = FORMATS[form]([row for result in read for row in result["rows"]])
     opening.write_text(out, text)
@@ -78,6 +92,26 @@ def report(
         terminal.write_json({"out": str(out), "format": form, "rows": sum(len(result["rows"]) for result in read)})
     else:
         print(out)
+
+
+def _studies(files: list[Path] | None, resamples: int) -> list[Any]:
+    """Sections of the page on the logs of one drafter, tree and budget.
+
+    Raises:
+        InputError: a log cannot be read, or the logs do not go together.
+    """
+    if not files:
+        return []
+    import numpy as np
+
+    from oneglance.report.entropy import sections
+    from oneglance.stats.sidecar import folder, read_marginals
+
+    log = logs.read(files, None)
+    table = None
+    if all(folder(file).is_dir() for file in files):
+        table = np.concatenate([read_marginals(file, logs.read([file], None)) for file in files])
+    return sections(log, marginals=table, vocab_size=logs.vocab_size(files), resamples=resamples)
 
 
 def _strips(tasks: list[str], max_new_tokens: int, *, target: str, head: str | None, **machine: Any) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import resources
 from typing import Any
 
@@ -26,13 +26,37 @@ class Chart:
     svg: str
 
 
-def render(results: Sequence[Mapping[str, Any]], strips: Sequence[Strip] = (), *, title: str = "oneglance") -> str:
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A table with what a reader needs to judge it.
+
+    Attributes:
+        name: its heading.
+        columns: of the table, key → label; rows: keys → values, None where nothing was measured.
+        notes, charts: below the table.
+    """
+
+    name: str
+    columns: dict[str, str]
+    rows: list[dict[str, Any]]
+    notes: list[str]
+    charts: list[Chart]
+
+
+def render(
+    results: Sequence[Mapping[str, Any]],
+    strips: Sequence[Strip] = (),
+    *,
+    title: str = "oneglance",
+    studies: Sequence[Section] = (),
+) -> str:
     """The page.
 
     Args:
         results: objects that ``bench --out``, ``sweep --out`` or ``worth-it --out`` wrote.
         strips: decoded prompts.
         title: of the page.
+        studies: what round logs say, from ``report.entropy``.
 
     Raises:
         InputError: jinja2 is not installed.
@@ -49,14 +73,16 @@ def render(results: Sequence[Mapping[str, Any]], strips: Sequence[Strip] = (), *
         {
             "name": f"Result {index}" if len(results) > 1 else "Results",
             "manifest": result.get("manifest", {}),
+            "columns": COLUMNS,
             "rows": result["rows"],
             "charts": charts(result),
             "notes": _notes(result),
         }
         for index, result in enumerate(results, start=1)
     ]
+    sections += [{**{f.name: getattr(study, f.name) for f in fields(study)}, "manifest": {}} for study in studies]
     page: str = environment.from_string(source).render(
-        title=title, sections=sections, columns=COLUMNS, strips=strips, empty=not sections and not strips
+        title=title, sections=sections, strips=strips, empty=not sections and not strips
     )
     return page
 

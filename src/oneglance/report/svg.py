@@ -9,6 +9,7 @@ from html import escape
 
 WIDTH, ROW, LEFT, RIGHT = 720, 26, 210, 150
 PLOT_HEIGHT = 240
+MAX_TICKS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ def curves(
     ]
     parts += [
         f'<text x="{place((tick, low))[0]:.1f}" y="{bottom + 16}" text-anchor="middle">{tick:g}</text>'
-        for tick in sorted(set(xs))
+        for tick in ticks(xs)
     ]
     for index, (name, line) in enumerate(lines.items()):
         placed = [place(point) for point in line]
@@ -91,6 +92,17 @@ def curves(
             f'<text x="{WIDTH - RIGHT + 24}" y="{y + 1}">{escape(name)}</text>',
         ]
     return _svg(title, max(PLOT_HEIGHT, 30 + 18 * len(lines)), parts)
+
+
+def ticks(xs: Sequence[float]) -> list[float]:
+    """Each value where they are few, else round numbers between the outermost."""
+    own = sorted(set(xs))
+    if len(own) <= MAX_TICKS:
+        return own
+    span = own[-1] - own[0]
+    power = 10 ** math.floor(math.log10(span))
+    step = next(power * factor for factor in (0.1, 0.2, 0.5, 1) if span / (power * factor) < MAX_TICKS)
+    return [i * step for i in range(math.ceil(own[0] / step), math.floor(own[-1] / step) + 1)]
 
 
 def stacks(rows: Mapping[str, Mapping[str, float]], *, title: str, unit: str) -> str:

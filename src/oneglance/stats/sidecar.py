@@ -12,10 +12,15 @@ from oneglance.stats.bootstrap import Array
 from oneglance.stats.rounds import RoundLog
 
 
+def folder(log: Path | str) -> Path:
+    """Where the arrays of a log are."""
+    return Path(f"{log}.marginals")
+
+
 def place(log: Path | str, task: str, prompt: str) -> Path:
     """The file of one prompt beside a log."""
     name = hashlib.sha256(f"{task}/{prompt}".encode()).hexdigest()[:20]
-    return Path(f"{log}.marginals") / f"{name}.npy"
+    return folder(log) / f"{name}.npy"
 
 
 def read_marginals(path: Path | str, log: RoundLog) -> Array:

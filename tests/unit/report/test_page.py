@@ -16,6 +16,7 @@ from oneglance.report.tables import comma_separated, latex, markdown
 
 pytest.importorskip("jinja2", reason="the [report] extra is not installed")
 from oneglance.report.page import render
+from oneglance.report.svg import ticks
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -163,3 +164,12 @@ def test_the_status_follows_the_interval() -> None:
     assert found["chartqa"].status.startswith("not run")
     other = paper.beside(item, ours, is_same_target=False)
     assert all(line.status != "in our interval" for line in other)
+
+
+def test_ticks_stay_readable() -> None:
+    assert ticks([3.0, 1.0, 3.0]) == [1.0, 3.0]
+    for span in (0.3, 1.0, 1.7, 4.2, 99.0):
+        many = [0.003 + span / 99 * i for i in range(100)]
+        found = ticks(many)
+        assert 3 <= len(found) <= 12
+        assert many[0] <= found[0] < found[-1] <= many[-1]

@@ -1,0 +1,185 @@
+"""What a round log says, as sections of the page: the law, its tail, the width replay, image saliency (§6)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from oneglance.core import InputError
+from oneglance.report.causes import study_saliency
+from oneglance.report.page import Chart, Section
+from oneglance.report.study import LawStudy, WidthStudy, study_law, study_tail, study_width
+from oneglance.report.svg import Bar, curves, forest
+from oneglance.stats.bootstrap import Array, Interval
+from oneglance.stats.law import Method
+from oneglance.stats.rounds import RoundLog
+from oneglance.stats.tail import Tail
+
+
+def sections(
+    log: RoundLog,
+    *,
+    marginals: Array | None,
+    vocab_size: int | None,
+    method: Method = "ml",
+    budget: int = 31,
+    resamples: int = 999,
+    seed: int = 0,
+) -> list[Section]:
+    """Everything that the log holds enough for.
+
+    Args:
+        log: drafted rounds of one drafter, tree and budget.
+        marginals: (R, L, K) of the same rounds, for the width replay.
+        vocab_size: for Fano's bound.
+        method: estimator.
+        budget: N of the verification ceiling.
+        resamples: of the tail's parametric bootstrap.
+        seed: of all resampling.
+    """
+    made = [law_section(study_law(log, method=method, budget=budget, vocab_size=vocab_size, seed=seed))]
+    tails, widths, left_out = {}, {}, {}
+    for task in log.tasks:
+        own = log.names("task") == task
+        try:
+            tails[task] = study_tail(log.of(task), method=method, resamples=resamples, seed=seed)
+            if marginals is not None:
+                widths[task] = study_width(log.of(task), marginals[own], method=method)
+        except InputError as error:
+            left_out[task] = str(error)
+    if tails:
+        made.append(tail_section(tails, left_out))
+    if widths:
+        made.append(width_section(widths))
+    if any(row.saliency is not None for row in log.rows):
+        made.append(saliency_section(log, seed))
+    return made
+
+
+def law_section(study: LawStudy) -> Section:
+    """Table 12, with the decile curves of Fig. 3a and the slopes."""
+    columns = {"task": "task", "verdict": "verdict", "rounds": "rounds", "prompts": "prompts", "b0": "b0", "b1": "b1"}
+    columns |= {"low": "low", "high": "high", "curve": "R² curve", "isotonic": "R² isotonic", "round": "R² round"}
+    columns |= {"ceiling": "ceiling", "a": "a", "long": "P(a ≥ 8)"}
+    rows, notes = [], []
+    for task, fit in study.fits.items():
+        law = fit.law
+        values = {"b0": law.b0.value, "b1": law.b1.value, "low": law.b1.low, "high": law.b1.high}
+        values |= {"curve": fit.curve_r2, "isotonic": fit.isotonic_r2, "round": fit.round_r2}
+        values |= {"ceiling": fit.ceiling.share, "a": fit.mean_a.value, "long": fit.long_runs}
+        names = {"task": task, "verdict": fit.verdict, "rounds": law.num_rounds, "prompts": law.num_prompts}
+        rows.append({**names, **_measured(values)})
+        failed = [criterion for criterion, is_met in fit.criteria.items() if not is_met]
+        if failed:
+            notes.append(f"{task}: {fit.verdict}, because not: {law.degenerate or ', '.join(failed)}.")
+    for name, gap in study.gaps.items():
+        d = gap.difference
+        notes.append(
+            f"{name}: accepted length differs by {d.value:+.2f} [{d.low:.2f}, {d.high:.2f}], Mann-Whitney over prompts "
+            f"p = {gap.p_prompts:.2g}."
+        )
+    if study.fano is not None:
+        notes.append(f"Fano's bound: {len(study.fano.violations)} of {study.fano.num_rows} rows violate it.")
+    lines = {task: [(round(b.mean_nats, 3), b.mean_a.value) for b in fit.bins] for task, fit in study.fits.items()}
+    title = "Accepted length by entropy"
+    text = "Deciles of entropy at the root; each point is the mean accepted length, bonus excluded, of its rounds."
+    charts = [Chart(title, text, curves(lines, title=title, x_label="H (nats)", y_label="a"))]
+    bars = [Bar(t, f.law.b1.value, f.law.b1.low, f.law.b1.high) for t, f in study.fits.items() if not f.law.degenerate]
+    if bars:
+        text = "b1 of logit p = b0 - b1·H by maximum likelihood; right of the rule, entropy shortens what is accepted."
+        charts.append(Chart("Slopes", text, forest(bars, title="Slopes", percent=False)))
+    opening = (
+        "logit p = b0 - b1·H, and E[a | H] is the mean of a run of such matches, truncated at the block (Eq. 2). "
+        "Intervals resample prompts. The ceiling is what any function of entropy can explain of single rounds "
+        "(Prop. 2), so R² of rounds is to be read against it, and R² of the curve against one. The law holds where b1 "
+        "and the rank correlation exclude zero, the fit is not degenerate, and the curve or the ceiling is met by half."
+    )
+    return Section("The entropy law", columns, rows, [opening, *notes], charts)
+
+
+def tail_section(tails: Mapping[str, Tail], left_out: Mapping[str, str]) -> Section:
+    """Prop. 3 and Thm. 2: the floor against its cap, and one hazard against two states."""
+    columns = {"task": "task", "rounds": "rounds", "prompts": "prompts", "a": "floor a", "low": "low", "high": "high"}
+    columns |= {
+        "cap": "M(σ(b0))",
+        "loose": "e^b0",
+        "chi_one": "χ² one",
+        "p_one": "p",
+        "chi_two": "χ² two",
+        "p_two": "p",
+    }
+    columns |= {"ratio": "2Δℓ", "p_chi2": "p, χ²₄", "p_boot": "p, bootstrap"}
+    rows, notes = [], []
+    for task, tail in tails.items():
+        mean, one, two, ratio = tail.floor_mean, tail.chi_single, tail.chi_two_state, tail.ratio
+        values = {"a": mean.value, "low": mean.low, "high": mean.high, "cap": tail.cap, "loose": tail.loose_cap}
+        values |= {"chi_one": one.statistic, "chi_two": two.statistic, "ratio": ratio.statistic}
+        chances = {"p_one": one.p, "p_two": two.p, "p_chi2": ratio.p_chi2, "p_boot": ratio.p_bootstrap}
+        names = {"task": task, "rounds": tail.num_rounds, "prompts": tail.num_prompts}
+        rows.append({**names, **_measured(values), **{n: f"{p:.2g}" for n, p in chances.items() if p == p}})
+        says = "lies above" if tail.exceeds_cap else "does not lie above"
+        note = f"{task}: the floor's interval {says} e^b0"
+        if tail.held_out is not None:
+            held = tail.held_out
+            note += f"; two states fit unseen prompts better in {held.wins} of {len(held.splits)} splits"
+        notes.append(f"{note}.")
+    notes += [f"{task}: left out, {reason}." for task, reason in left_out.items()]
+    opening = (
+        "Rounds of the lowest entropy decile. One hazard caps their mean at e^b0 (Thm. 2); a share of verbatim copies "
+        "can lift it. The likelihood ratio has the paper's χ²₄ figure, which does not apply because under one hazard "
+        "the second state's parameters do not exist, and a parametric bootstrap, which does. Both take rounds as "
+        "independent. The claim is relative: two states describe the floor better than one, not exactly."
+    )
+    return Section("The tail of the floor", columns, rows, [opening, *notes], [])
+
+
+def width_section(widths: Mapping[str, WidthStudy]) -> Section:
+    """Fig. 5: policies at equal budget, replayed."""
+    columns = {"task": "task", "policy": "policy", "budget": "nodes a round", "a": "a", "lift": "over fixed"}
+    rows, notes, charts = [], [], []
+    for task, study in widths.items():
+        lines: dict[str, list[tuple[float, float]]] = {}
+        for point in study.points:
+            names = {"task": task, "policy": point.policy, "budget": point.budget}
+            rows.append({**names, **_measured({"a": point.mean_a, "lift": point.lift})})
+            lines.setdefault(point.policy, []).append((float(point.budget), point.mean_a))
+        title = f"Width policies, {task}"
+        text = f"{study.num_rounds} rounds of {study.num_prompts} prompts, every policy at the same mean budget."
+        charts.append(Chart(title, text, curves(lines, title=title, x_label="nodes a round", y_label="a")))
+        where = "which no entropy reaches here" if study.peak.h_nats is None else f"at {study.peak.h_nats:.2f} nats"
+        notes.append(
+            f"{task}: V(H) = p(1 - p^L) peaks at p = {study.peak.p:.3f}, {where}; the law leaves a headroom of "
+            f"{study.headroom.relative:.1%} of its mean (Prop. 5)."
+        )
+    opening = (
+        "Trees of other widths are replayed on the marginals that the log kept: nothing is decoded again. The oracle "
+        "knows what each node is worth and bounds every policy."
+    )
+    return Section("Width by entropy", columns, rows, [opening, *notes], charts)
+
+
+def saliency_section(log: RoundLog, seed: int = 0) -> Section:
+    """Table 13: entropy against attention on the image."""
+    columns = {"task": "task", "rounds": "rounds", "prompts": "prompts", "v": "mean v", "a_h": "r(a, H)"}
+    columns |= {"a_v": "r(a, v)", "partial": "r(a, v | H)", "low": "low", "high": "high", "gap": "gap in deciles"}
+    rows = []
+    for task, effect in study_saliency(log, seed=seed).items():
+        found = effect.correlations
+        values = {"v": effect.mean_saliency, "a_h": found.a_h.value, "a_v": found.a_v.value, "gap": effect.mean_gap}
+        names = {"task": task, "rounds": effect.num_rounds, "prompts": effect.num_prompts}
+        rows.append({**names, **_measured({**values, **_named("partial", found.partial)})})
+    opening = (
+        "v is the share of the root row's attention on image rows, over heads and kept layers. Its correlation with "
+        "accepted length is given with entropy taken out, and as the ratio of mean accepted length, high over low v, "
+        "within entropy deciles: 1 where v says nothing that entropy does not."
+    )
+    return Section("Image saliency", columns, rows, [opening], [])
+
+
+def _named(name: str, interval: Interval) -> dict[str, float]:
+    return {name: interval.value, "low": interval.low, "high": interval.high}
+
+
+def _measured(values: Mapping[str, float]) -> dict[str, Any]:
+    """None in place of what is not a number."""
+    return {name: value if value == value else None for name, value in values.items()}
