@@ -86,7 +86,7 @@ def law_section(study: LawStudy) -> Section:
     charts = [Chart(title, text, curves(lines, title=title, x_label="H (nats)", y_label="a"))]
     bars = [Bar(t, f.law.b1.value, f.law.b1.low, f.law.b1.high) for t, f in study.fits.items() if not f.law.degenerate]
     if bars:
-        text = "b1 of logit p = b0 - b1·H by maximum likelihood; right of the rule, entropy shortens what is accepted."
+        text = "b1 of logit p = b0 - b1·H; right of the rule, entropy shortens what is accepted."
         charts.append(Chart("Slopes", text, forest(bars, title="Slopes", percent=False)))
     opening = (
         "logit p = b0 - b1·H, and E[a | H] is the mean of a run of such matches, truncated at the block (Eq. 2). "
@@ -128,7 +128,7 @@ def tail_section(tails: Mapping[str, Tail], left_out: Mapping[str, str]) -> Sect
         "Rounds of the lowest entropy decile. One hazard caps their mean at e^b0 (Thm. 2); a share of verbatim copies "
         "can lift it. The likelihood ratio has the paper's χ²₄ figure, which does not apply because under one hazard "
         "the second state's parameters do not exist, and a parametric bootstrap, which does. Both take rounds as "
-        "independent. The claim is relative: two states describe the floor better than one, not exactly."
+        "independent. Either way the finding is relative: which of the two models is nearer, not that one is exact."
     )
     return Section("The tail of the floor", columns, rows, [opening, *notes], [])
 
