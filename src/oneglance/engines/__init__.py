@@ -5,7 +5,6 @@ Only this room imports vllm or sglang, and only inside a plugin, in the engine's
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -78,8 +77,3 @@ def depth_of(head: str, depth: int | None) -> int:
     if not 1 <= depth <= deepest:
         raise InputError(f"this head drafts 1 to {deepest} tokens a round, got --depth {depth}")
     return depth
-
-
-def compact(settings: dict[str, object]) -> str:
-    """Settings as one JSON argument."""
-    return json.dumps(settings)

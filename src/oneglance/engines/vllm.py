@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import json
 import logging
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from oneglance.engines import Launch, compact, installed
+from oneglance.engines import Launch, installed
 from oneglance.engines.hooks import Hook, problems
 
 logger = logging.getLogger("vllm.plugins.oneglance")
@@ -50,7 +51,7 @@ Positions = Callable[[Any, Any], Any]
 def command(launch: Launch) -> list[str]:
     """The command line of an OpenAI server that drafts a chain (method dflash)."""
     settings = {"method": "dflash", "model": launch.head, "num_speculative_tokens": launch.depth}
-    words = [*_entry(launch.target), "--speculative-config", compact(settings)]
+    words = [*_entry(launch.target), "--speculative-config", json.dumps(settings)]
     if launch.tensor_parallel > 1:
         words += ["--tensor-parallel-size", str(launch.tensor_parallel)]
     if launch.data_parallel > 1:
