@@ -138,7 +138,7 @@ def _pages_of(path: Path, prompt: str | None, dpi: int) -> Iterator[Page | Failu
 
 def _lines(path: Path, prompt: str | None) -> Iterator[Page | Failure]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read {path}: {error}") from error
     for number, line in enumerate(lines, start=1):
@@ -190,7 +190,8 @@ class Job:
     def run(self, decoder: Decoder, params: SamplingParams) -> Iterator[Row | Failure]:
         """Decode page after page; what each one gave."""
         self._write_settings()
-        with self.out.open("a", encoding="utf-8") as file:
+        # a file name that is no UTF-8 holds lone surrogates, which JSON can say as escapes only
+        with self.out.open("a", encoding="utf-8", errors="backslashreplace") as file:
             for page in self.todo:
                 result = _answer(decoder, page, params)
                 if isinstance(result, Failure):
@@ -257,7 +258,7 @@ class Job:
         whole = data[: data.rfind(b"\n") + 1]
         if len(whole) < len(data):
             os.truncate(self.out, len(whole))
-        rows = [json.loads(line) for line in whole.decode("utf-8").splitlines()]
+        rows = [json.loads(line) for line in whole.decode("utf-8").split("\n") if line]
         return {(row["id"], row["prompt"]) for row in rows}
 
 

@@ -63,15 +63,11 @@ COMMANDS: dict[str, Row] = {
     "report": Row("oneglance.commands.report:report", MEASURE, "Write results as one HTML page, or as tables."),
     "ledger": Row("oneglance.commands.ledger:ledger", MEASURE, "Compare two results, where they can be compared."),
     "rounds": Row("oneglance.commands.rounds:rounds", STUDY, "Write a row a round: entropy, accepted length, ranks."),
-    "law": Row("oneglance.commands.law:law", STUDY, "Fit the entropy law to round logs, and say whether it holds."),
-    "tail": Row("oneglance.commands.tail:tail", STUDY, "Test whether the entropy floor runs longer than one hazard."),
+    "law": Row("oneglance.commands.law:law", STUDY, "Fit the entropy law to round logs, and judge it."),
+    "tail": Row("oneglance.commands.tail:tail", STUDY, "Test whether the entropy floor has two hazards."),
     "width": Row("oneglance.commands.width:width", STUDY, "Replay width policies on a log's own marginals."),
-    "probe image": Row(
-        "oneglance.commands.probe:image", STUDY, "Set the right image against another one, on one trajectory."
-    ),
-    "probe saliency": Row(
-        "oneglance.commands.probe:saliency", STUDY, "Ask whether attention on the image says more than entropy."
-    ),
+    "probe image": Row("oneglance.commands.probe:image", STUDY, "Set the right image against a wrong one."),
+    "probe saliency": Row("oneglance.commands.probe:saliency", STUDY, "Ask what attention adds to entropy."),
     "ablate conditioning": Row(
         "oneglance.commands.ablate:conditioning", STUDY, "Take the drafter's visual state away, or swap it."
     ),

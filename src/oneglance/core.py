@@ -35,6 +35,7 @@ __all__ = [
     "BLOCK_SIZE",
     "DEFAULT_BUDGET",
     "EMPTY_TREE",
+    "MAX_BUDGET",
     "AcceptRule",
     "AnyBudget",
     "BlockMarginals",
@@ -60,6 +61,7 @@ __all__ = [
 
 BLOCK_SIZE = 16
 DEFAULT_BUDGET = 63
+MAX_BUDGET = 4096  # far beyond what pays anywhere; a typing error would fill the memory
 
 CutReason = Literal["eos", "stop", "cap", "context"]
 AnyBudget = int | Literal["auto"]  # nodes of the candidate tree, or as many as pay

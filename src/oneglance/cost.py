@@ -195,7 +195,7 @@ def read_costs(path: Path, provenance: Mapping[str, str | int | None]) -> tuple[
     Raises:
         InputError: a file is there and cannot be used.
     """
-    if not path.is_file():
+    if not os.path.isfile(path):
         return None
     costs, learned = load_costs(path)
     return (costs, learned) if costs.provenance == dict(provenance) else None

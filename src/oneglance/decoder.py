@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -253,6 +254,7 @@ def load(
     Raises:
         InputError: something does not exist, does not fit, or is not supported; the message names the fix.
     """
+    target, head = os.fspath(target), None if head is None else os.fspath(head)
     takes_own = wants_block_head(drafter)
     if takes_own and head is None and not target.startswith("builtin:"):
         raise InputError(f"target {target!r} needs a draft head: give head=…, or drafter='none' for plain decoding")

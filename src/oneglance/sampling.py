@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -65,8 +66,12 @@ class SamplingParams:
             value, default = getattr(self, name), self.__dataclass_fields__[name].default
             if value is None and default is None:
                 continue
-            if not (isinstance(value, int | float) and allows(value)):
+            if not (
+                isinstance(value, int | float | numbers.Integral) and not isinstance(value, bool) and allows(value)
+            ):
                 raise InputError(f"{name} must be {wanted}, got {value!r}")
+            if name in _COUNTS:
+                object.__setattr__(self, name, int(float(value)))  # 20.0 and numpy's integers count as well
         for name in ("stop", "bad_words", "logits_processors"):
             given = getattr(self, name)
             if given is None and name != "bad_words":
@@ -84,8 +89,7 @@ class SamplingParams:
             raise InputError("a stop string is empty; leave it out")
         if not all(self.bad_words or (True,)):
             raise InputError("a bad word is empty; leave it out")
-        if not all(math.isfinite(bias) for bias in (self.logit_bias or {}).values()):
-            raise InputError("logit_bias must be finite; use bad_words for tokens that must never come")
+        _check_bias(self.logit_bias)
         if self.json_schema is not None and self.regex is not None:
             raise InputError("give json_schema or regex, not both")
         if self.gate and self.logits_processors:
@@ -96,14 +100,27 @@ class SamplingParams:
             )
 
 
+def _check_bias(given: Any) -> None:
+    if given is None:
+        return
+    if not isinstance(given, Mapping):
+        raise InputError(f"logit_bias maps token ids to numbers, got {given!r}")
+    for token, bias in given.items():
+        if isinstance(token, bool) or not isinstance(token, numbers.Integral):
+            raise InputError(f"logit_bias maps token ids to numbers, and {token!r} is no token id")
+        if not isinstance(bias, int | float) or not abs(bias) < 1e9:
+            raise InputError(f"logit_bias must be finite, got {bias!r}; use bad_words for tokens that must never come")
+
+
 def _bad_word(word: Any) -> str | tuple[int, ...]:
     if isinstance(word, str):
         return word
-    if not isinstance(word, Iterable):
+    if isinstance(word, bytes) or not isinstance(word, Iterable):
         raise InputError(f"a bad word must be a string or a sequence of token ids, got {word!r}")
     return tuple(word)
 
 
+_COUNTS = frozenset({"max_new_tokens", "top_k", "min_new_tokens", "logprobs"})
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_new_tokens": (lambda n: n >= 0 and n % 1 == 0, "at least 0"),
     "temperature": (lambda t: t == 0 or MIN_TEMPERATURE <= t < math.inf, f"0 (greedy) or at least {MIN_TEMPERATURE}"),

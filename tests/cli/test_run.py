@@ -1,6 +1,7 @@
 """``oneglance run``: folders, globs, JSONL and PDFs; bad files; going on after a kill."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,22 @@ def test_a_killed_run_goes_on(run: Run, folder: Path, vision_target: Path, tmp_p
     assert "was written with sampling" in other.error
     (tmp_path / "theirs.jsonl").write_text('{"mine": 1}\n')
     assert "is not from this command" in run(*words[:-1], tmp_path / "theirs.jsonl").error
+
+
+def test_odd_names_and_separators_survive_a_second_run(run: Run, vision_target: Path, tmp_path: Path) -> None:
+    page(tmp_path / "in" / os.fsdecode(b"caf\xe9.png"))
+    words = [
+        "run",
+        tmp_path / "in",
+        *ASK,
+        "--prompt",
+        "a\u2028b",
+        "--target",
+        vision_target,
+        "--out",
+        tmp_path / "o.jsonl",
+    ]
+    assert [run(*words, "--json").json["written"] for _ in range(2)] == [1, 0]
 
 
 def test_jsonl_lines_bring_their_own_prompts(run: Run, vision_target: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 
 from conformance import checks
 from helpers import PlannedDrafter, hf_generate, prompt
-from oneglance.accept import Greedy
+from oneglance.accept import Greedy, walk
 from oneglance.core import TokenTree, Verdict
 from oneglance.drafters.block import BlockDrafter
 from oneglance.targets import hf, passes
@@ -173,8 +174,12 @@ def cropped_cross_attention(patch: Patch) -> None:
     patch.setattr(Mllama, "self_attention_layers", property(lambda self: tuple(range(self.num_layers))))
 
 
+def _walk_on(right: Callable[..., Verdict], tree: TokenTree, choose: Any, **_: Any) -> Verdict:
+    return right(tree, choose)
+
+
 def eos_missed_inside(patch: Patch) -> None:
-    """Only the bonus token is compared with the end-of-sequence ids."""
+    """Neither the walk nor the text looks for the end-of-sequence ids before the bonus token."""
 
     def push(self: TextStream, token_ids: Sequence[int]) -> list[Piece]:
         eos, self._eos_ids = self._eos_ids, frozenset()
@@ -185,6 +190,7 @@ def eos_missed_inside(patch: Patch) -> None:
         return pieces
 
     patch.setattr(TextStream, "push", push)
+    patch.setattr("oneglance.accept.walk", partial(_walk_on, walk))
 
 
 def processors_without_path(patch: Patch) -> None:

@@ -281,3 +281,25 @@ def test_bad_parameters_are_one_line(options: dict[str, Any], message: str) -> N
 
 def test_options_are_the_fields() -> None:
     assert list(SamplingOptions.__annotations__) == [field.name for field in dataclasses.fields(SamplingParams)]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"logit_bias": [1, 2]},
+        {"logit_bias": {True: 1.0}},
+        {"logit_bias": {1: "x"}},
+        {"logit_bias": {1: None}},
+        {"bad_words": [b"a"]},
+        {"max_new_tokens": True},
+        {"max_new_tokens": 1.5},
+    ],
+)
+def test_odd_values_are_refused_at_once(given: dict[str, object]) -> None:
+    with pytest.raises(InputError):
+        SamplingParams(**given)  # type: ignore[arg-type]
+
+
+def test_whole_numbers_of_other_types_count() -> None:
+    params = SamplingParams(max_new_tokens=20.0, top_k=np.int64(3))  # type: ignore[arg-type]
+    assert (params.max_new_tokens, type(params.max_new_tokens), type(params.top_k)) == (20, int, int)

@@ -121,7 +121,10 @@ class Conversation:
         if command == "/clear":
             self._messages, self._pictures = [], []
         elif command == "/image":
-            paths = shlex.split(rest) if rest.strip() else []
+            try:
+                paths = shlex.split(rest)
+            except ValueError as error:
+                raise InputError(f"/image takes paths, and {rest!r} has an open quotation; close it") from error
             if not paths:
                 raise InputError("/image takes the path of an image")
             self._pictures += read_images(paths)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from oneglance.core import AnyBudget, InputError, SamplingParams
+from oneglance.core import MAX_BUDGET, AnyBudget, InputError, SamplingParams
 
 if TYPE_CHECKING:
     from PIL import Image
 
     from oneglance.decoder import Decoder
+
+MAX_THREADS = 1024
 
 
 def check_tree(budget: AnyBudget, branch_k: int | None) -> None:
@@ -22,6 +25,8 @@ def check_tree(budget: AnyBudget, branch_k: int | None) -> None:
     """
     if budget != "auto" and budget < 1:
         raise InputError(f"--budget must be at least 1, got {budget}; for plain decoding use --drafter none")
+    if budget != "auto" and budget > MAX_BUDGET:
+        raise InputError(f"--budget is at most {MAX_BUDGET}, got {budget}; wider trees cost more than they bring")
     if branch_k is not None and branch_k < 1:
         raise InputError(f"--branch-k must be at least 1, got {branch_k}")
 
@@ -90,7 +95,7 @@ def gate(value: str) -> float | Path:
     try:
         return float(value)
     except ValueError:
-        if Path(value).is_file():
+        if os.path.isfile(value):
             return Path(value)
     raise InputError(f"--gate takes δ in logits, off, or a file that calibrate-gate wrote, got {value!r}")
 
@@ -153,6 +158,8 @@ def set_threads(threads: int | None) -> None:
     if threads is not None:
         import torch
 
+        if threads > MAX_THREADS:
+            raise InputError(f"--threads is at most {MAX_THREADS}, got {threads}; give the number of cores")
         torch.set_num_threads(threads)
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oneglance.core import DEFAULT_BUDGET, EMPTY_TREE, BlockMarginals, Drafter, DraftError, InputError, TokenTree
+from oneglance.core import DEFAULT_BUDGET, EMPTY_TREE, BlockMarginals, Drafter, DraftError, TokenTree
 from oneglance.drafters.checkpoint import HeadCheckpoint, check_fit, load_checkpoint, read_config
 from oneglance.drafters.head import BlockHead, KeysValues
 from oneglance.drafters.rescorer import Rescorer, RescorerCheckpoint, find_rescorer
-from oneglance.drafters.settings import Settings, read_settings
+from oneglance.drafters.settings import Settings, check_budget, read_settings
 from oneglance.targets.base import Target
 from oneglance.targets.state import TargetState
 from oneglance.tree import best_first, truncate
@@ -88,10 +88,7 @@ class BlockDrafter:
         branch_k: int | None = None,
         rescorer: Rescorer | None = None,
     ) -> None:
-        if budget < 1:
-            raise InputError(f"budget must be at least 1, got {budget}; use drafter 'none' for plain decoding")
-        if branch_k is not None and branch_k < 1:
-            raise InputError(f"branch_k must be at least 1, got {branch_k}")
+        check_budget(budget, branch_k)
         self.head = head
         self.target = target
         self.policy = policy

@@ -7,6 +7,7 @@ adds stands under ``oneglance`` in the config, where other readers ignore it.
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -180,10 +181,10 @@ def _locate(name: str) -> Path:
         return BUILTIN[name]
     if name.startswith("builtin:"):
         raise HeadError(f"there is no {name!r}; built-in heads: {', '.join(BUILTIN)}")
-    path = Path(name).expanduser()
-    if path.is_dir():
+    path = Path(os.path.expanduser(name))
+    if os.path.isdir(path):  # unlike Path.is_dir, false for names that are too long
         return path
-    if path.exists():
+    if os.path.exists(path):
         raise HeadError(f"{name} is a file; give the folder that holds config.json and model.safetensors")
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise HeadError(f"no head at {name}; give a folder, a hub id (owner/name) or builtin:reader")

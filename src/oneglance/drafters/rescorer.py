@@ -9,6 +9,7 @@ marginal's mass keeps bias 0 in Z. Nearby ideas: the Markov bias of DSpark, Domi
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
@@ -218,8 +219,8 @@ def find_rescorer(choice: str, head_folder: Path) -> RescorerCheckpoint | None:
     """
     if choice == "none" or (choice == "auto" and not (head_folder / CONFIG).is_file()):
         return None
-    folder = head_folder if choice == "auto" else Path(choice).expanduser()
-    if not (folder / CONFIG).is_file():
+    folder = head_folder if choice == "auto" else Path(os.path.expanduser(choice))
+    if not os.path.isfile(folder / CONFIG):
         raise HeadError(f"no {CONFIG} in {folder}; give the folder of a rescorer, auto or none")
     try:
         config = RescorerConfig.model_validate_json((folder / CONFIG).read_bytes())
@@ -241,5 +242,5 @@ def _check_tensors(folder: Path, config: RescorerConfig, tensors: dict[str, Tens
         differing = sorted(key for key in given.keys() | expected.keys() if given.get(key) != expected.get(key))
         raise HeadError(f"{folder / WEIGHTS} does not fit its config ({differing[0]}); {WITHOUT}")
     for key, value in tensors.items():
-        if not value.is_floating_point() or not bool(torch.isfinite(value).all()):
-            raise HeadError(f"{folder / WEIGHTS}: {key} holds NaN, infinite values or integers; {WITHOUT}")
+        if not value.is_floating_point() or value.element_size() < 2 or not bool(torch.isfinite(value).all()):
+            raise HeadError(f"{folder / WEIGHTS}: {key} holds NaN, infinite or quantised values; {WITHOUT}")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from oneglance.core import InputError
+from oneglance.core import MAX_BUDGET, InputError
 
 
 class Settings(BaseModel):
@@ -60,13 +61,30 @@ def read_settings(kind: type[S], drafter: str, given: Mapping[str, object]) -> S
         raise InputError(f"drafter {drafter!r}: {what}; its settings: {known}") from error
 
 
+def check_budget(budget: Any, branch_k: Any = None) -> None:
+    """Refuse what no tree can have.
+
+    Raises:
+        InputError: no whole number, or one out of range.
+    """
+    for name, value, highest in (("budget", budget, MAX_BUDGET), ("branch_k", branch_k, sys.maxsize)):
+        if value is None and name == "branch_k":
+            continue
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise InputError(f"{name} must be a whole number, got {value!r}")
+        if value < 1:
+            hint = "; use drafter 'none' for plain decoding" if name == "budget" else ""
+            raise InputError(f"{name} must be at least 1, got {value}{hint}")
+        if value > highest:
+            raise InputError(f"{name} is at most {highest}, got {value}; wider trees cost more than they bring")
+
+
 def check_tree_options(drafter: str, budget: int, branch_k: int | None) -> None:
     """Refuse what a baseline's trees cannot have.
 
     Raises:
         InputError: no nodes, or a rank limit, which only offset-wise marginals know.
     """
-    if budget < 1:
-        raise InputError(f"budget must be at least 1, got {budget}; use drafter 'none' for plain decoding")
+    check_budget(budget)
     if branch_k is not None:
         raise InputError(f"drafter {drafter!r} takes no branch_k; leave it out")

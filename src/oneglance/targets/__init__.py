@@ -85,6 +85,8 @@ def open_target(
         raise TargetError(f"attention {attention!r} cannot take an ancestor mask; use sdpa or eager")
     if device and device_map:
         raise TargetError("give either device or device_map, not both")
+    if "meta" in (device, device_map):
+        raise TargetError("device 'meta' holds no numbers to decode with; use cpu or cuda")
     folder = resolve(name)
     if torch_device_missing(device):
         raise TargetError(f"device {device!r} is not available here; use cpu")

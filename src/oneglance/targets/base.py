@@ -7,6 +7,7 @@ positions packed rows get, and what its prefill needs. Targets hold no sequence 
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -50,6 +51,7 @@ class Target:
         self.name = name
         self.passes: Passes = passes or FreeShape()
         hf.check_attention(model)
+        self._lock = threading.Lock()  # a pass keeps hooks and rope deltas on modules: one at a time
         self._cache_keyword = hf.cache_keyword(self.text_model)
         hf.new_cache(self.model.config)
 
@@ -200,11 +202,15 @@ class Target:
         for key, value in given.items():
             if not isinstance(value, Tensor):
                 raise InputError(f"{key} must be a tensor, got {type(value).__name__}")
+            if not bool(torch.isfinite(value).all()):
+                raise InputError(f"{key} holds NaN or infinite values; process the image again")
         ids = given["input_ids"]
         if ids.ndim != 2 or ids.shape[0] != 1:
             raise InputError(f"one sequence at a time: input_ids must be (1, T), got {tuple(ids.shape)}")
         if ids.shape[1] == 0:
             raise InputError("the prompt is empty; give at least one token")
+        if ids.dtype not in (torch.int64, torch.int32):
+            raise InputError(f"input_ids must be int64 token ids, got {ids.dtype}")
         mask = given.pop("attention_mask", None)
         if mask is None and hf.takes_for_padding(self.model, ids):
             raise InputError("input_ids hold the padding token; pass attention_mask to say whether it is padding")
@@ -288,8 +294,8 @@ class Target:
                 "use a smaller image or a shorter prompt"
             )
         cache = hf.new_cache(self.model.config)
-        hf.forget_positions(self.model)
-        with hf.captured_features(self.feature_points(layer_ids)) as features:
+        with self._lock, hf.captured_features(self.feature_points(layer_ids)) as features:
+            hf.forget_positions(self.model)
             hidden, rope_delta, extras = self.run_prefill(inputs, cache)
         state = TargetState(
             cache=cache,
@@ -324,6 +330,7 @@ class Target:
         state.pending = (num_rows, [])
         try:
             with (
+                self._lock,
                 self.passes.running(self.text_config),
                 hf.captured_features(self.feature_points(state.layer_ids)) as features,
             ):

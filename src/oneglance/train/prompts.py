@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +43,7 @@ def read_prompts(path: Path) -> list[Prompt]:
         InputError: there is no such file, a line is malformed, or an id occurs twice.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read prompts {path}: {error}") from error
     found = [prompt_of_line(line, path, number) for number, line in enumerate(lines, start=1) if line.strip()]
@@ -118,6 +119,6 @@ def _source(image: Any, path: Path, where: str) -> str:
     if not isinstance(image, str) or not image:
         raise InputError(f"{where}: an image must be a path, a URL or a data URI")
     beside = path.parent / image
-    if ":" not in image and beside.exists():
+    if ":" not in image and os.path.exists(beside):  # unlike Path.exists, false for names that are too long
         return str(beside.resolve())
     return image
