@@ -130,7 +130,7 @@ def test_the_walk_is_the_hosts(case: Case, seed: int, eos: set[int]) -> None:
         verdict = greedy(tree, choices[row].tolist(), eos_ids=eos)
         count = len(verdict.path)
         assert verdicts.path[row].tolist() == [*verdict.path, *[0] * (case.depth + 1 - count)]
-        assert verdicts.num_accepted[row] == verdict.num_accepted
+        assert verdicts.num_accepted[row] == count - 1  # rows to keep: a proposed end has none
         assert verdicts.is_kept[row].sum() == count
         assert verdicts.bonus[row] == verdict.token_ids[-1]
         assert kept[row].tolist() == [*verdict.token_ids, *[0] * (case.depth + 1 - count)]

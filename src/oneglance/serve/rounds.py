@@ -24,7 +24,9 @@ def describe(step: Step, tokenizer: Any) -> dict[str, Any]:
     done = step.round
     if done is None:
         return {"index": None, "tokens": [_token(piece, "first", tokenizer) for piece in step.pieces]}
-    accepted = done.verdict.num_accepted
+    accepted, path = done.verdict.num_accepted, list(done.verdict.path)
+    if done.verdict.is_ended:  # the proposed end is accepted, and has no row of its own
+        path.append(done.tree.children[path[-1]][done.verdict.token_ids[-1]])
     kinds = ["accepted" if place < accepted else "bonus" for place in range(len(step.pieces))]
     if not len(done.tree):
         kinds = ["plain"] * len(kinds)
@@ -41,7 +43,7 @@ def describe(step: Step, tokenizer: Any) -> dict[str, Any]:
             "texts": [tokenizer.decode([token]) for token in done.tree.token_ids],
             "parents": list(done.tree.parents),
             "scores": [score if math.isfinite(score) else None for score in done.tree.scores],
-            "path": list(done.verdict.path),
+            "path": path,
         },
     }
 
