@@ -21,6 +21,7 @@ from PIL import Image
 from oneglance.acceptance import Acceptance
 from oneglance.core import Generation, InputError, SamplingParams
 from oneglance.decoder import Decoder
+from oneglance.files import write_atomically
 from oneglance.images import load_image
 from oneglance.pdf import is_pdf, num_pages, render_page
 from oneglance.train.prompts import Prompt, prompt_of_line
@@ -242,11 +243,9 @@ class Job:
             )
 
     def _write_settings(self) -> None:
-        partial = self._settings_file.with_suffix(".partial")
         try:
             self.out.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(json.dumps(self.settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-            partial.replace(self._settings_file)
+            write_atomically(self._settings_file, json.dumps(self.settings, indent=2, sort_keys=True) + "\n")
         except OSError as error:
             raise InputError(f"cannot write beside {self.out}: {error.strerror}") from error
 

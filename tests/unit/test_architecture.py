@@ -18,7 +18,7 @@ MAX_LINES = 400
 # Lowest first: a room imports only rooms of lower layers. Drafters know targets (they read their features), never the
 # reverse. `testing` ships doubles of targets and drafters.
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"errors"}),
+    frozenset({"errors", "files"}),
     frozenset({"sampling"}),
     frozenset({"core"}),
     frozenset({"tree", "cost", "accept", "stats", "text", "images", "acceptance"}),

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from oneglance.core import InputError
-from oneglance.train.runlog import write_atomically
-from oneglance.train.traces import append_lines, read_lines
+from oneglance.files import append_lines, read_lines, write_atomically
 
 SETTINGS = ".run.json"
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from oneglance.core import HeadError, OneglanceWarning
 from oneglance.drafters.head import BlockHead, DraftConfig, HeadConfig
+from oneglance.files import write_atomically
 
 if TYPE_CHECKING:
     from oneglance.targets.base import Target
@@ -32,6 +33,7 @@ PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")  #
 
 
 C = TypeVar("C", bound=DraftConfig)
+Config = TypeVar("Config")
 H = TypeVar("H", bound=nn.Module)
 
 
@@ -101,14 +103,17 @@ def read_config(name: str) -> tuple[Path, dict[str, Any]]:
 
 def save_checkpoint(head: nn.Module, folder: Path, raw: dict[str, Any]) -> None:
     """Write a head's tensors and config (for a block head z-lab's layout); both files are replaced atomically."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = {key: value.detach().cpu().contiguous() for key, value in head.state_dict().items()}
-    scratch = folder / "model.safetensors.partial"
+    write_module(head, folder / "model.safetensors")
+    write_atomically(folder / "config.json", json.dumps(raw, indent=2) + "\n")
+
+
+def write_module(module: nn.Module, path: Path) -> None:
+    """Write a module's tensors as one safetensors file, replaced atomically; its folder is made where it is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tensors = {key: value.detach().cpu().contiguous() for key, value in module.state_dict().items()}
+    scratch = path.with_name(path.name + ".partial")
     save_file(tensors, scratch, metadata={"format": "pt"})
-    scratch.replace(folder / "model.safetensors")
-    scratch = folder / "config.json.partial"
-    scratch.write_text(json.dumps(raw, indent=2) + "\n")
-    scratch.replace(folder / "config.json")
+    scratch.replace(path)
 
 
 def fitted(checkpoint: Checkpoint[C, H], target: Target) -> Checkpoint[C, H]:
@@ -253,7 +258,7 @@ def _read_shard(path: Path) -> dict[str, Tensor]:
         raise HeadError(f"{path} is truncated or not a safetensors file ({error}); download it again") from error
 
 
-def check_tensors(module: Callable[[C], nn.Module], config: C, tensors: dict[str, Tensor]) -> None:
+def check_tensors(module: Callable[[Config], nn.Module], config: Config, tensors: dict[str, Tensor]) -> None:
     """Compare tensors with those that a head of this config has.
 
     Raises:

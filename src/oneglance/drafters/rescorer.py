@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from oneglance.core import HeadError
+from oneglance.drafters.checkpoint import check_tensors, read_tensors, write_module
+from oneglance.files import write_atomically
 
 if TYPE_CHECKING:
     from oneglance.drafters.head import BlockHead
@@ -129,8 +129,8 @@ class PreviousTokenBias(nn.Module):
 RESCORERS = {"previous_token": "oneglance.drafters.rescorer:PreviousTokenBias"}
 
 
-def build(config: RescorerConfig) -> Any:
-    """A fresh rescorer of the kind that the configuration names.
+def class_of(config: RescorerConfig) -> Any:
+    """The class of the kind that the configuration names.
 
     Raises:
         HeadError: there is none of that kind.
@@ -138,7 +138,16 @@ def build(config: RescorerConfig) -> Any:
     if config.kind not in RESCORERS:
         raise HeadError(f"unknown rescorer {config.kind!r}; choose one of {', '.join(RESCORERS)}")
     module, _, name = RESCORERS[config.kind].partition(":")
-    return getattr(import_module(module), name)(config)
+    return getattr(import_module(module), name)
+
+
+def build(config: RescorerConfig) -> Any:
+    """A fresh rescorer.
+
+    Raises:
+        HeadError: there is none of that kind.
+    """
+    return class_of(config)(config)
 
 
 def fingerprint(head: BlockHead) -> str:
@@ -161,16 +170,10 @@ def save_rescorer(
         head: the one that it was trained for, which its config then names.
         training: how.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     given = {"head_sha256": fingerprint(head) if head else rescorer.config.head_sha256, "training": training or {}}
     config = rescorer.config.model_copy(update=given)
-    tensors = {key: value.detach().cpu().contiguous() for key, value in rescorer.state_dict().items()}
-    scratch = folder / f"{WEIGHTS}.partial"
-    save_file(tensors, scratch, metadata={"format": "pt"})
-    scratch.replace(folder / WEIGHTS)
-    scratch = folder / f"{CONFIG}.partial"
-    scratch.write_text(config.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    scratch.replace(folder / CONFIG)
+    write_module(rescorer, folder / WEIGHTS)
+    write_atomically(folder / CONFIG, config.model_dump_json(indent=2) + "\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,23 +227,18 @@ def find_rescorer(choice: str, head_folder: Path) -> RescorerCheckpoint | None:
         raise HeadError(f"no {CONFIG} in {folder}; give the folder of a rescorer, auto or none")
     try:
         config = RescorerConfig.model_validate_json((folder / CONFIG).read_bytes())
-        tensors = load_file(folder / WEIGHTS)
     except ValidationError as error:
         first = error.errors()[0]
         raise HeadError(f"{folder / CONFIG}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
-    except (SafetensorError, ValueError, OSError) as error:
+    except OSError as error:
+        raise HeadError(f"cannot read {folder / CONFIG} ({error.strerror}); {WITHOUT}") from error
+    try:
+        tensors = read_tensors(folder, WEIGHTS)
+    except (HeadError, OSError) as error:
         raise HeadError(f"{folder / WEIGHTS} is missing or damaged ({error}); {WITHOUT}") from error
-    _check_tensors(folder, config, tensors)
+    kind = class_of(config)
+    try:
+        check_tensors(kind, config, tensors)
+    except HeadError as error:
+        raise HeadError(f"{folder / WEIGHTS} does not fit its config ({error}); {WITHOUT}") from error
     return RescorerCheckpoint(folder, config, tensors)
-
-
-def _check_tensors(folder: Path, config: RescorerConfig, tensors: dict[str, Tensor]) -> None:
-    with torch.device("meta"):
-        expected = {key: value.shape for key, value in build(config).state_dict().items()}
-    given = {key: value.shape for key, value in tensors.items()}
-    if given != expected:
-        differing = sorted(key for key in given.keys() | expected.keys() if given.get(key) != expected.get(key))
-        raise HeadError(f"{folder / WEIGHTS} does not fit its config ({differing[0]}); {WITHOUT}")
-    for key, value in tensors.items():
-        if not value.is_floating_point() or value.element_size() < 2 or not bool(torch.isfinite(value).all()):
-            raise HeadError(f"{folder / WEIGHTS}: {key} holds NaN, infinite or quantised values; {WITHOUT}")

@@ -11,6 +11,7 @@ import yaml
 from oneglance.core import InputError
 from oneglance.drafters.checkpoint import HeadCheckpoint, load_checkpoint
 from oneglance.drafters.head import num_parameters
+from oneglance.files import write_atomically
 
 FILES = ("config.json", "model.safetensors", "README.md")
 
@@ -63,9 +64,7 @@ def model_card(head: HeadCheckpoint, *, licence: str, tasks: list[dict[str, Any]
 
 def write_card(folder: Path, text: str) -> None:
     """Put the card beside the head."""
-    scratch = folder / "README.md.partial"
-    scratch.write_text(text, encoding="utf-8")
-    scratch.replace(folder / "README.md")
+    write_atomically(folder / "README.md", text)
 
 
 def read_scores(path: Path | None, head: str) -> tuple[list[dict[str, Any]], int | None]:

@@ -15,6 +15,7 @@ from PIL import Image
 
 from oneglance.core import ImageError, InputError, SamplingParams
 from oneglance.decoder import Decoder
+from oneglance.files import append_lines, read_lines
 from oneglance.images import MAX_ASPECT, image_sha256
 from oneglance.targets.base import Target
 from oneglance.targets.chat import encode
@@ -23,11 +24,9 @@ from oneglance.train.traces import (
     MANIFEST,
     ROWS,
     Trace,
-    append_lines,
     append_traces,
     identity,
     open_source,
-    read_lines,
     read_traces,
     shrink,
     write_manifest,

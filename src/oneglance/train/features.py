@@ -18,8 +18,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from oneglance.core import InputError, OneglanceWarning
+from oneglance.files import append_lines, read_lines
 from oneglance.train.step import Sample
-from oneglance.train.traces import Trace, append_lines, read_lines
+from oneglance.train.traces import Trace
 
 SHARD_BYTES = 256 * 2**20
 INDEX, SETTINGS = "index.jsonl", "settings.json"

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from oneglance.core import InputError
+from oneglance.files import append_lines, read_lines, write_atomically
 from oneglance.train.recipe import HeadRecipe
-from oneglance.train.traces import append_lines, read_lines
 
 LOG, RECIPE, ROWS = "log.jsonl", "recipe.json", "rows.json"
 FREE = ("schedule", "save_dtype", "ours")  # sections that a resumed run may change: no weight depends on them
@@ -55,10 +55,3 @@ def log(out: Path, row: dict[str, Any]) -> None:
 def read_log(out: Path) -> list[dict[str, Any]]:
     """All rows so far."""
     return read_lines(out / LOG)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file's text as a whole."""
-    scratch = path.with_name(path.name + ".partial")
-    scratch.write_text(text, encoding="utf-8")
-    scratch.replace(path)

@@ -10,11 +10,12 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from PIL import Image
 
 from oneglance.core import InputError
+from oneglance.files import append_lines, write_atomically
 from oneglance.images import load_image
 from oneglance.targets.base import Target
 from oneglance.targets.chat import encode
@@ -93,40 +94,10 @@ def append_traces(folder: Path, rows: Iterable[Trace]) -> Iterator[Trace]:
         yield row
 
 
-def append_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Append JSON lines, flushed; a torn last line of a killed run goes first."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab+") as file:
-        _drop_torn_line(file)
-        for row in rows:
-            file.write(json.dumps(row).encode() + b"\n")
-            file.flush()
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The complete JSON lines of a file, which may not exist."""
-    if not path.is_file():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
-
-
-def _drop_torn_line(file: BinaryIO) -> None:
-    size = file.seek(0, 2)
-    if not size:
-        return
-    file.seek(size - 1)
-    if file.read(1) != b"\n":
-        file.seek(0)
-        file.truncate(file.read().rfind(b"\n") + 1)
-    file.seek(0, 2)
-
-
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     """Replace the manifest atomically."""
     folder.mkdir(parents=True, exist_ok=True)
-    scratch = folder / f"{MANIFEST}.partial"
-    scratch.write_text(json.dumps({"schema_version": SCHEMA_VERSION, **manifest}, indent=2) + "\n")
-    scratch.replace(folder / MANIFEST)
+    write_atomically(folder / MANIFEST, json.dumps({"schema_version": SCHEMA_VERSION, **manifest}, indent=2) + "\n")
 
 
 def read_traces(folder: str | Path) -> Traces:
