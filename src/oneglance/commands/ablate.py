@@ -228,7 +228,7 @@ def _ablate(
     if journal is not None:
         journal.describe(manifest(**settings), settings)
     before = {(line["task"], line["prompt"]) for line in lines}
-    with asking.bar(show=show) as progress:
+    with terminal.bar(show=show) as progress:
         going = progress.add_task("decoding", total=len(cases))
         for case in cases:
             if (case.task, case.id) not in before:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from oneglance.commands import options
+from oneglance.commands import opening, options
 from oneglance.commands.audit import choose_tasks
 from oneglance.core import InputError
 
@@ -43,14 +40,7 @@ def choose_cases(tasks: str | None, prompts: Path | None, limit: int, data: str 
     if data is not None:
         if tasks is None:
             raise InputError("--data needs --tasks, the names of official data sets")
-        return official([name.strip() for name in tasks.split(",") if name.strip()], data, limit)
+        return official(opening.names_of(tasks), data, limit)
     if prompts is not None:
         return from_file(prompts, limit)
     return suite(choose_tasks(tasks or "all"), limit)
-
-
-def bar(*, show: bool) -> Progress:
-    """A progress bar with the time that is left, on a terminal only."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    quiet = not (show and sys.stderr.isatty())
-    return Progress(*columns, console=Console(stderr=True), disable=quiet, transient=True)

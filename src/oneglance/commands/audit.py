@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from oneglance.commands import opening, options, terminal
@@ -192,7 +190,7 @@ def choose_tasks(names: str) -> list[str]:
     """
     from oneglance.tasks.synthetic import TASKS
 
-    chosen = list(TASKS) if names == "all" else [name.strip() for name in names.split(",") if name.strip()]
+    chosen = list(TASKS) if names == "all" else opening.names_of(names)
     unknown = [name for name in chosen if name not in TASKS]
     if unknown or not chosen:
         raise InputError(f"unknown task {', '.join(unknown) or names!r}; choose from {', '.join(TASKS)} or all")
@@ -212,9 +210,7 @@ def held_out(target: Target, tasks: list[str], count: int) -> Iterator[Case]:
 
 
 def _follow(reports: Iterator[AuditReport], total: int, *, show: bool) -> AuditReport:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not (show and sys.stderr.isatty()), transient=True) as progress:
+    with terminal.bar(show=show) as progress:
         bar = progress.add_task("auditing", total=total)
         for report in reports:
             progress.update(bar, advance=1, description=f"{report.overall.identical}/{report.overall.total} identical")

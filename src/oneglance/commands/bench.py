@@ -61,7 +61,7 @@ def bench(
     setup = measuring.Setup(target, head, budget, max_new_tokens, dtype, device, attention, threads, device_map)
     setup.check()
     charges = compare.charges(charge_tau or [])
-    names = measuring.names_of(systems)
+    names = opening.names_of(systems)
     if "plain-shaped" in names and not fixed_shape:
         raise InputError("the system plain-shaped goes with --fixed-shape")
     bound = setup.bind(names)

@@ -146,14 +146,8 @@ class Conversation:
     def _decode(self, messages: list[dict[str, Any]]) -> Generation:
         stream = self._decoder.stream_params(messages, self._params, system=self._system)
         printer = terminal.StreamPrinter(sys.stdout) if self._show else None
-        try:
-            for step in stream:
-                if printer:
-                    printer.write(step)
-        except KeyboardInterrupt:
-            stream.close()
+        terminal.follow(stream, printer)
         done = stream.generation
         if printer:
-            printer.finish(done.text)
             print(terminal.visible(terminal.summary(done)), file=sys.stderr)
         return done

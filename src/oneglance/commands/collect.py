@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from oneglance.commands import opening, options, terminal
 from oneglance.commands.audit import choose_tasks
@@ -159,9 +157,7 @@ def choose_prompts(
 
 def follow(collection: Collection, answerer: Answerer, *, show: bool) -> Collected:
     """Collect to the end, with a bar on a terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    quiet = not (show and sys.stderr.isatty())
-    with Progress(*columns, console=Console(stderr=True), disable=quiet, transient=True) as bar:
+    with terminal.bar(show=show) as bar:
         task = bar.add_task("collecting", total=len(collection.prompts), completed=collection.progress.done)
         for progress in collection.run(answerer):
             bar.update(task, completed=progress.done, description=f"{progress.num_tokens} tokens")

@@ -40,7 +40,7 @@ def compare(
 
     setup = measuring.Setup(target, head, budget, max_new_tokens, dtype, device, attention, threads)
     setup.check()
-    names = measuring.names_of(systems)
+    names = opening.names_of(systems)
     bound = setup.bind(names)
     pictures = opening.read_images(image)
     (case,) = suite(["docvqa"], 1) if prompt is None else [Case("prompt", "yours", prompt, lambda: pictures)]

@@ -52,7 +52,7 @@ def cost(
 
     setup = measuring.Setup(target, head, budget, max_new_tokens, dtype, device, attention, threads)
     setup.check()
-    names = [name for name in measuring.names_of(systems) if name != "plain"]
+    names = [name for name in opening.names_of(systems) if name != "plain"]
     if not names:
         raise InputError("cost needs a drafting system; name one with --systems")
     if "auto" in names:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,7 +13,7 @@ from oneglance.commands.opening import open_decoder, read_images, sampling
 from oneglance.core import InputError
 
 if TYPE_CHECKING:
-    from oneglance.decoder import Stream
+    pass
 
 Prompt = Annotated[str, typer.Argument(metavar="PROMPT", help="What to ask; - reads it from stdin.")]
 
@@ -99,33 +98,15 @@ def generate(
         threads=threads,
         fixed_shape=fixed_shape,
     )
-    if isinstance(margin, Path):
-        from oneglance.calibrate import delta_of
-
-        margin = delta_of(margin, decoder.target)
-    params = replace(params, gate=margin)
+    params = replace(params, gate=opening.delta(margin, decoder.target))
     stream = decoder.stream_params(prompt, params, images=pictures, system=system)
-    is_whole = _consume(stream, None if json else terminal.StreamPrinter(sys.stdout))
+    is_whole = terminal.follow(stream, None if json else terminal.StreamPrinter(sys.stdout))
     if json:
         terminal.write_json(stream.generation.as_dict())
     else:
         print(terminal.visible(terminal.summary(stream.generation)), file=sys.stderr)
     if not is_whole:
         raise KeyboardInterrupt
-
-
-def _consume(stream: Stream, printer: terminal.StreamPrinter | None) -> bool:
-    """Decode to the end, or to Ctrl-C; whether it was the end."""
-    is_whole = True
-    try:
-        for step in stream:
-            if printer:
-                printer.write(step)
-    except KeyboardInterrupt:
-        is_whole = False
-    if printer:
-        printer.finish(stream.generation.text)
-    return is_whole
 
 
 def _read_stdin() -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from oneglance.commands import options
+from oneglance.commands import opening, options
 from oneglance.core import InputError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def read(files: list[Path], tasks: str | None) -> RoundLog:
     if tasks is None:
         return RoundLog(rows)
     log = RoundLog(rows)
-    wanted = [name.strip() for name in tasks.split(",") if name.strip()]
+    wanted = opening.names_of(tasks)
     unknown = [name for name in wanted if name not in log.tasks]
     if unknown or not wanted:
         raise InputError(f"the log has no task {', '.join(unknown) or tasks!r}; it has {', '.join(log.tasks)}")

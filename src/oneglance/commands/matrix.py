@@ -12,7 +12,6 @@ from rich.console import Console
 
 from oneglance.audit import BindDrafter
 from oneglance.bench.manifest import manifest
-from oneglance.calibrate import delta_of
 from oneglance.commands import opening, terminal
 from oneglance.commands.audit import held_out
 from oneglance.core import InputError
@@ -77,7 +76,7 @@ def run_matrix(
                 skipped[name] = str(error)
             else:
                 drafters[f"{name}/{budget}"] = partial(make, policy=policy("best_first"), **options)
-        delta = delta_of(gate, target) if isinstance(gate, Path) else gate or None
+        delta = opening.delta(gate, target) or None
         gated = f"tree/{budget}" if own else None
         runs = record(target, drafters, cases, gated=gated, delta=delta, max_new_tokens=max_new_tokens)
         matrix = Matrix()

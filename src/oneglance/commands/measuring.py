@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from oneglance.commands import asking, opening, options
+from oneglance.commands import opening, options, terminal
 from oneglance.core import DEFAULT_BUDGET, InputError
 
 if TYPE_CHECKING:
@@ -103,11 +103,6 @@ class Setup:
         }
 
 
-def names_of(text: str) -> list[str]:
-    """The parts of a comma-separated list."""
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
 def measure(
     bench: Bench, cases: Sequence[Case], settings: Mapping[str, Any], *, out: Path | None, show: bool
 ) -> list[Record]:
@@ -128,7 +123,7 @@ def measure(
         records = [record_of(record) for line in journal.lines for record in line["records"]]
         journal.describe(manifest(**settings), whole)
     done = list(dict.fromkeys((r.task, r.prompt) for r in records))
-    with asking.bar(show=show) as progress:
+    with terminal.bar(show=show) as progress:
         bar = progress.add_task("decoding", total=len(cases), completed=len(done))
         for made in bench.run(cases, done=done):
             records += made
@@ -141,7 +136,6 @@ def measure(
 def finish(out: Path | None, result: Mapping[str, Any], records: Sequence[Record]) -> None:
     """Write a complete result, and drop the journal of its run."""
     from oneglance.bench.journal import Journal
-    from oneglance.commands import terminal
 
     if out is None:
         return

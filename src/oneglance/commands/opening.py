@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oneglance.core import MAX_BUDGET, AnyBudget, InputError, SamplingParams
+from oneglance.files import write_atomically
 
 if TYPE_CHECKING:
     from PIL import Image
 
     from oneglance.decoder import Decoder
+    from oneglance.targets.base import Target
 
 MAX_THREADS = 1024
 
@@ -43,6 +45,11 @@ def budget_of(value: str) -> AnyBudget:
         return int(value)
     except ValueError:
         raise InputError(f"--budget takes a whole number or auto, got {value!r}") from None
+
+
+def names_of(text: str) -> list[str]:
+    """The parts of a comma-separated list."""
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def sampling(
@@ -100,6 +107,19 @@ def gate(value: str) -> float | Path:
     raise InputError(f"--gate takes δ in logits, off, or a file that calibrate-gate wrote, got {value!r}")
 
 
+def delta(margin: float | Path, target: Target) -> float:
+    """δ in logits, from what ``gate`` gave, once the target is open.
+
+    Raises:
+        InputError: no calibration, or one of another target, dtype, attention or device.
+    """
+    if not isinstance(margin, Path):
+        return margin
+    from oneglance.calibrate import delta_of
+
+    return delta_of(margin, target)
+
+
 def schema(value: str | None) -> str | None:
     """A JSON schema, given as such or as a file.
 
@@ -120,10 +140,8 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         InputError: it cannot be written.
     """
-    partial = path.with_name(path.name + ".partial")
     try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
+        write_atomically(path, text)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}") from error
 

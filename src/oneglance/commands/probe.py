@@ -94,7 +94,7 @@ def image(
     journal = Journal(out, settings)
     before = finished(journal)
     journal.describe(manifest(**settings), settings)
-    with asking.bar(show=not json) as progress:
+    with terminal.bar(show=not json) as progress:
         going = progress.add_task("decoding", total=len(cases))
         for case, other in zip(cases, swapped, strict=True):
             if (case.task, case.id) not in before:

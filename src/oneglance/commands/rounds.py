@@ -90,7 +90,7 @@ def rounds(
         threads=threads,
     )
     params = opening.sampling(
-        max_new_tokens, temperature=temperature, seed=seed or 0, gate=_delta(margin, decoder.target)
+        max_new_tokens, temperature=temperature, seed=seed or 0, gate=opening.delta(margin, decoder.target)
     )
     settings: dict[str, Any] = {
         "target": target,
@@ -115,7 +115,7 @@ def rounds(
     journal.describe(manifest(**settings), settings)
     name = f"{drafter}/{tree}/{budget}"
     fell_back = 0
-    with asking.bar(show=not json) as progress:
+    with terminal.bar(show=not json) as progress:
         going = progress.add_task("decoding", total=len(cases))
         for case in cases:
             if (case.task, case.id) not in done_before:
@@ -150,12 +150,6 @@ def save_marginals(log: Path, task: str, prompt: str, table: Any) -> None:
     with partial.open("wb") as file:
         np.save(file, table)
     partial.replace(path)
-
-
-def _delta(margin: float | Path, target: Any) -> float:
-    from oneglance.calibrate import delta_of
-
-    return delta_of(margin, target) if isinstance(margin, Path) else margin
 
 
 def finished(journal: Journal) -> set[tuple[str, str]]:

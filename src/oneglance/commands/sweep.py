@@ -60,7 +60,7 @@ def sweep(
     setup.check()
     if along.name == "threads" and threads is not None:
         raise InputError("sweep threads sets the threads itself; give --values instead of --threads")
-    names = measuring.names_of(systems or ("chain" if along.name == "depth" else "tree"))
+    names = opening.names_of(systems or ("chain" if along.name == "depth" else "tree"))
     bound = setup.bind(["plain", *(name for name in names if name != "plain")])
     made = sweeps.arms(along, bound, chosen)
     cases = asking.choose_cases(tasks, prompts, limit, data)

@@ -15,9 +15,10 @@ import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress
 
     from oneglance.core import Generation
-    from oneglance.decoder import Step
+    from oneglance.decoder import Step, Stream
 
 # C0 but tab and newline, DEL, C1, and the marks that reorder a line: as escape sequences they could rewrite the screen
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -97,6 +98,16 @@ def console() -> Console:
     return Console(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 
+def bar(*, show: bool, console: Console | None = None) -> Progress:
+    """A progress bar with the time that is left, on a terminal only; on stderr unless a console is given."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    quiet = not (show and sys.stderr.isatty())
+    return Progress(*columns, console=console or Console(stderr=True), disable=quiet, transient=True)
+
+
 class StreamPrinter:
     """Writes steps as they come.
 
@@ -135,6 +146,21 @@ class StreamPrinter:
             return
         shown = visible(text) if self._is_terminal else text
         self._out.write(typer.style(shown, **style) if self._is_coloured and style else shown)
+
+
+def follow(stream: Stream, printer: StreamPrinter | None) -> bool:
+    """Decode to the end, or to Ctrl-C, writing what comes; whether it was the end."""
+    is_whole = True
+    try:
+        for step in stream:
+            if printer:
+                printer.write(step)
+    except KeyboardInterrupt:
+        is_whole = False
+        stream.close()
+    if printer:
+        printer.finish(stream.generation.text)
+    return is_whole
 
 
 ENDINGS = {"stop": "complete", "length": "cut at the length limit", "cancelled": "interrupted"}

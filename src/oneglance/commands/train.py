@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 
 from oneglance.commands import opening, options, terminal
 from oneglance.core import InputError, OneglanceWarning
@@ -113,8 +110,7 @@ def introduce(trainer: HeadTrainer, console: Console) -> int:
 def follow(trainer: HeadTrainer, console: Console, *, resume: bool) -> list[Progress]:
     """Train to the end: a line a report, and a bar on a terminal."""
     reports = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Bar(*columns, console=console, disable=console.quiet or not sys.stderr.isatty(), transient=True) as bar:
+    with terminal.bar(show=not console.quiet, console=console) as bar:
         task = bar.add_task("training", total=trainer.num_steps)
         for progress in trainer.run(resume=resume):
             reports.append(progress)
