@@ -71,7 +71,7 @@ class SamplingParams:
             ):
                 raise InputError(f"{name} must be {wanted}, got {value!r}")
             if name in _COUNTS:
-                object.__setattr__(self, name, int(float(value)))  # 20.0 and numpy's integers count as well
+                object.__setattr__(self, name, int(getattr(self, name)))  # 20.0 and numpy's integers count as well
         for name in ("stop", "bad_words", "logits_processors"):
             given = getattr(self, name)
             if given is None and name != "bad_words":

@@ -18,6 +18,7 @@ from oneglance.drafters.rescorer import RescorerConfig, build, find_rescorer, sa
 from oneglance.targets.base import Target
 from oneglance.train.blocks import Blocks
 from oneglance.train.initial import head_layout, initial_head
+from oneglance.train.kinds import Kind
 from oneglance.train.objectives import Objective
 from oneglance.train.recipe import HeadRecipe
 from oneglance.train.step import Bias, PackedHead, Sample, StepResult, block_loss
@@ -50,7 +51,7 @@ class PackedConditioned(nn.Module):
         return states
 
 
-class ConditionedKind:
+class ConditionedKind(Kind):
     """Slots are scored given the target's own token before them: what the tree does along each of its paths."""
 
     def initial(self, recipe: HeadRecipe, target: Target, rows: Sequence[Trace]) -> tuple[Any, list[str]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,15 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from oneglance.core import Drafter, InputError
-from oneglance.drafters.checkpoint import Checkpoint, save_checkpoint
+from oneglance.drafters.checkpoint import Checkpoint
 from oneglance.drafters.eagle3 import Eagle3Drafter
 from oneglance.drafters.eagle3_head import Eagle3Config, Eagle3Head, aux_layers, load_eagle3
 from oneglance.targets.base import Target
 from oneglance.train.blocks import Blocks
 from oneglance.train.initial import warm_start
+from oneglance.train.kinds import Kind
 from oneglance.train.objectives import Objective
 from oneglance.train.recipe import HeadRecipe
-from oneglance.train.step import Sample, StepResult, accuracy, in_chunks, pad_rows, teacher_states
+from oneglance.train.step import Sample, StepResult, accuracy, in_chunks, pad_rows, slot_nll, teacher_states
 from oneglance.train.traces import Trace
 
 
@@ -62,7 +62,7 @@ class PackedEagle3(nn.Module):
         return torch.stack(states, dim=2)
 
 
-class Eagle3Kind:
+class Eagle3Kind(Kind):
     """EAGLE-3: ``block_size`` - 1 steps, the ``kl`` objective for soft labels weighted 0.8^step."""
 
     def initial(self, recipe: HeadRecipe, target: Target, rows: Sequence[Trace]) -> tuple[Any, list[str]]:
@@ -135,20 +135,15 @@ class Eagle3Kind:
         def chunk(states: Tensor, labels: Tensor, teacher: Tensor | None) -> tuple[Tensor, Tensor]:
             logits = head.logits(states).float()
             rows = row_of[labels.clamp(min=-1)]
-            if teacher is None:
-                nll = F.cross_entropy(logits.transpose(1, 2), rows, ignore_index=-100, reduction="none")
-            else:
+            soft = None
+            if teacher is not None:
                 soft = target.lm_head(teacher).float().to(logits.device)[..., token_ids].softmax(-1)
-                nll = -(soft * logits.log_softmax(-1)).sum(-1) * (rows >= 0)
-            return nll, token_ids[logits.argmax(-1)]
+            return slot_nll(logits, rows, soft), token_ids[logits.argmax(-1)]
 
         return in_chunks(chunk, states, labels, teacher)
 
     def load(self, name: str) -> Checkpoint[Any, Any]:
         return load_eagle3(name)
-
-    def save(self, head: Any, folder: Path, raw: dict[str, Any]) -> None:
-        save_checkpoint(head, folder, raw)
 
     def layout(self, recipe: HeadRecipe, target: Target, config: Any) -> dict[str, Any]:
         keys = (

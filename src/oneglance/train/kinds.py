@@ -59,6 +59,7 @@ class Kind(Protocol):
             folder: made where it is missing.
             raw: ``config.json``.
         """
+        save_checkpoint(head, folder, raw)
 
     def layout(self, recipe: HeadRecipe, target: Target, config: Any) -> dict[str, Any]:
         """``config.json`` in the layout that others read."""
@@ -67,7 +68,7 @@ class Kind(Protocol):
         """The head as it is served, best-first."""
 
 
-class BlockKind:
+class BlockKind(Kind):
     """The block head (§4.3)."""
 
     def initial(self, recipe: HeadRecipe, target: Target, rows: Sequence[Trace]) -> tuple[Any, list[str]]:
@@ -84,9 +85,6 @@ class BlockKind:
 
     def load(self, name: str) -> Checkpoint[Any, Any]:
         return load_checkpoint(name)
-
-    def save(self, head: Any, folder: Path, raw: dict[str, Any]) -> None:
-        save_checkpoint(head, folder, raw)
 
     def layout(self, recipe: HeadRecipe, target: Target, config: Any) -> dict[str, Any]:
         return head_layout(recipe, target)

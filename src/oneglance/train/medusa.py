@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from oneglance.core import Drafter, InputError
-from oneglance.drafters.checkpoint import Checkpoint, save_checkpoint
+from oneglance.drafters.checkpoint import Checkpoint
 from oneglance.drafters.medusa import MedusaConfig, MedusaDrafter, MedusaHead, load_medusa
 from oneglance.targets.base import Target
 from oneglance.train.blocks import Blocks
 from oneglance.train.initial import warm_start
+from oneglance.train.kinds import Kind
 from oneglance.train.objectives import Objective
 from oneglance.train.recipe import HeadRecipe
-from oneglance.train.step import Sample, StepResult, accuracy, in_chunks, pad_rows, teacher_states
+from oneglance.train.step import Sample, StepResult, accuracy, in_chunks, pad_rows, slot_nll, teacher_states
 from oneglance.train.traces import Trace
 
 
@@ -35,7 +34,7 @@ class PackedMedusa(nn.Module):
         return logits
 
 
-class MedusaKind:
+class MedusaKind(Kind):
     """Medusa: ``block_size`` - 1 heads of ``num_layers`` residual blocks."""
 
     def initial(self, recipe: HeadRecipe, target: Target, rows: Sequence[Trace]) -> tuple[Any, list[str]]:
@@ -78,12 +77,8 @@ class MedusaKind:
 
         def chunk(states: Tensor, labels: Tensor, teacher: Tensor | None) -> tuple[Tensor, Tensor]:
             logits = packed(states, target.lm_head).float()
-            if teacher is None:
-                nll = F.cross_entropy(logits.transpose(1, 2), labels, ignore_index=-100, reduction="none")
-            else:
-                soft = target.lm_head(teacher).float().to(logits.device).softmax(-1)
-                nll = -(soft * logits.log_softmax(-1)).sum(-1) * (labels >= 0)
-            return nll, logits.argmax(-1)
+            soft = None if teacher is None else target.lm_head(teacher).float().to(logits.device).softmax(-1)
+            return slot_nll(logits, labels, soft), logits.argmax(-1)
 
         nll, predicted = in_chunks(chunk, states, labels, teacher)
         hidden = labels >= 0
@@ -92,9 +87,6 @@ class MedusaKind:
 
     def load(self, name: str) -> Checkpoint[Any, Any]:
         return load_medusa(name)
-
-    def save(self, head: Any, folder: Path, raw: dict[str, Any]) -> None:
-        save_checkpoint(head, folder, raw)
 
     def layout(self, recipe: HeadRecipe, target: Target, config: Any) -> dict[str, Any]:
         return {

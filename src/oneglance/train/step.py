@@ -146,14 +146,17 @@ def slot_losses(
         logits = lm_head(states.to(next(lm_head.parameters()).dtype)).float()
         if bias is not None and before is not None:
             logits = logits + bias(states, before)
-        if teacher is None:
-            nll = F.cross_entropy(logits.transpose(1, 2), labels, ignore_index=-100, reduction="none")
-        else:
-            soft = lm_head(teacher).float().softmax(-1)
-            nll = -(soft * logits.log_softmax(-1)).sum(-1) * (labels >= 0)
-        return nll, logits.argmax(-1)
+        soft = None if teacher is None else lm_head(teacher).float().softmax(-1)
+        return slot_nll(logits, labels, soft), logits.argmax(-1)
 
     return in_chunks(chunk, states, labels, teacher, before)
+
+
+def slot_nll(logits: Tensor, labels: Tensor, soft: Tensor | None) -> Tensor:
+    """(M, L) cross-entropies of logits (M, L, V) with labels, or with soft ones (M, L, V); 0 where unlabelled."""
+    if soft is None:
+        return F.cross_entropy(logits.transpose(1, 2), labels, ignore_index=-100, reduction="none")
+    return -(soft * logits.log_softmax(-1)).sum(-1) * (labels >= 0)
 
 
 def in_chunks(
