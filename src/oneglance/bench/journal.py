@@ -55,6 +55,13 @@ class Journal:
         self.lines = lines
         write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in lines))
 
+    def take_back_last(self) -> set[tuple[str, str]]:
+        """Task and prompt of what the lines hold whole. The last prompt may be torn: its lines go, to be made again."""
+        names = [(line["task"], line["prompt"]) for line in self.lines]
+        if names:
+            self.keep([line for line, name in zip(self.lines, names, strict=True) if name != names[-1]])
+        return {name for name in names if name != names[-1]}
+
     @staticmethod
     def remove_at(path: Path) -> None:
         """Drop lines and settings: the run is complete and its result is elsewhere."""

@@ -228,15 +228,11 @@ def _ablate(
     if journal is not None:
         journal.describe(manifest(**settings), settings)
     before = {(line["task"], line["prompt"]) for line in lines}
-    with terminal.bar(show=show) as progress:
-        going = progress.add_task("decoding", total=len(cases))
-        for case in cases:
-            if (case.task, case.id) not in before:
-                rounds = _rounds(decoder, case, arms, trees, max_new_tokens)
-                lines.append({"task": case.task, "prompt": case.id, "rounds": rounds})
-                if journal is not None:
-                    journal.append(lines[-1:])
-            progress.update(going, advance=1, description=case.task)
+    for case in asking.each(cases, done=before, show=show):
+        rounds = _rounds(decoder, case, arms, trees, max_new_tokens)
+        lines.append({"task": case.task, "prompt": case.id, "rounds": rounds})
+        if journal is not None:
+            journal.append(lines[-1:])
     lengths: dict[tuple[str, str, str], dict[str, list[int]]] = {}
     for line in lines:
         for tree, by_arm in line["rounds"].items():

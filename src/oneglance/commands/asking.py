@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oneglance.commands import opening, options
+from oneglance.commands import opening, options, terminal
 from oneglance.commands.audit import choose_tasks
 from oneglance.core import InputError
 
@@ -44,3 +45,13 @@ def choose_cases(tasks: str | None, prompts: Path | None, limit: int, data: str 
     if prompts is not None:
         return from_file(prompts, limit)
     return suite(choose_tasks(tasks or "all"), limit)
+
+
+def each(cases: Sequence[Case], *, done: Collection[tuple[str, str]], show: bool) -> Iterator[Case]:
+    """The cases whose task and id are not among those done, under a progress bar."""
+    with terminal.bar(show=show) as progress:
+        going = progress.add_task("decoding", total=len(cases))
+        for case in cases:
+            if (case.task, case.id) not in done:
+                yield case
+            progress.update(going, advance=1, description=case.task)

@@ -57,7 +57,6 @@ def image(
     from oneglance.bench.forced import derange
     from oneglance.bench.journal import Journal
     from oneglance.bench.manifest import manifest
-    from oneglance.commands.rounds import finished
     from oneglance.report.causes import study_image
     from oneglance.stats.rounds import read_rounds
 
@@ -92,14 +91,11 @@ def image(
         "attention": attention,
     }
     journal = Journal(out, settings)
-    before = finished(journal)
+    done = journal.take_back_last()
     journal.describe(manifest(**settings), settings)
-    with terminal.bar(show=not json) as progress:
-        going = progress.add_task("decoding", total=len(cases))
-        for case, other in zip(cases, swapped, strict=True):
-            if (case.task, case.id) not in before:
-                journal.append(_both_arms(decoder, case, other, max_new_tokens))
-            progress.update(going, advance=1, description=case.task)
+    others = {(case.task, case.id): other for case, other in zip(cases, swapped, strict=True)}
+    for case in asking.each(cases, done=done, show=not json):
+        journal.append(_both_arms(decoder, case, others[case.task, case.id], max_new_tokens))
     found = study_image(read_rounds(out), seed=seed)
     if json:
         terminal.write_json({"out": str(out), "tasks": found})

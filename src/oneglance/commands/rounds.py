@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from oneglance.commands import asking, opening, options, terminal
 from oneglance.core import InputError
-
-if TYPE_CHECKING:
-    from oneglance.bench.journal import Journal
 
 Out = Annotated[
     Path,
@@ -110,31 +107,26 @@ def rounds(
         "vocab_size": decoder.target.vocab_size,
     }
     journal = Journal(out, settings)
-    done_before = finished(journal)
+    done_before = journal.take_back_last()
     measure = ImageAttention(decoder.target, decoder.drafter.target_layer_ids) if saliency else None
     journal.describe(manifest(**settings), settings)
     name = f"{drafter}/{tree}/{budget}"
     fell_back = 0
-    with terminal.bar(show=not json) as progress:
-        going = progress.add_task("decoding", total=len(cases))
-        for case in cases:
-            if (case.task, case.id) not in done_before:
-                inputs = case.encode(decoder.target)
-                done = record(
-                    decoder,
-                    inputs,
-                    params,
-                    run=name,
-                    task=case.task,
-                    prompt=case.id,
-                    num_ranks=SIDECAR_RANKS if marginals else 0,
-                    saliency=measure,
-                )
-                fell_back += done.generation.fell_back is not None
-                if done.marginals is not None:
-                    save_marginals(out, case.task, case.id, done.marginals)
-                journal.append([asdict(row) for row in done.rows])
-            progress.update(going, advance=1, description=case.task)
+    for case in asking.each(cases, done=done_before, show=not json):
+        done = record(
+            decoder,
+            case.encode(decoder.target),
+            params,
+            run=name,
+            task=case.task,
+            prompt=case.id,
+            num_ranks=SIDECAR_RANKS if marginals else 0,
+            saliency=measure,
+        )
+        fell_back += done.generation.fell_back is not None
+        if done.marginals is not None:
+            save_marginals(out, case.task, case.id, done.marginals)
+        journal.append([asdict(row) for row in done.rows])
     _report(out, fell_back, json=json)
 
 
@@ -150,16 +142,6 @@ def save_marginals(log: Path, task: str, prompt: str, table: Any) -> None:
     with partial.open("wb") as file:
         np.save(file, table)
     partial.replace(path)
-
-
-def finished(journal: Journal) -> set[tuple[str, str]]:
-    """Prompts that the log holds whole. The last one may be torn, so it is done again."""
-    if not journal.lines:
-        return set()
-    names = [(line["task"], line["prompt"]) for line in journal.lines]
-    kept = [line for line, name in zip(journal.lines, names, strict=True) if name != names[-1]]
-    journal.keep(kept)
-    return {name for name in names if name != names[-1]}
 
 
 def _report(out: Path, fell_back: int, *, json: bool) -> None:
