@@ -1,4 +1,5 @@
-"""Files that a killed run never leaves half-written: texts replaced as a whole, and JSON lines that only grow."""
+"""Files that a killed run never leaves half-written: texts replaced as a whole or between markers, JSON lines that
+only grow."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from oneglance.errors import InputError
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -17,6 +20,20 @@ def write_atomically(path: Path, text: str) -> None:
     scratch = path.with_name(path.name + ".partial")
     scratch.write_text(text, encoding="utf-8")
     scratch.replace(path)
+
+
+def spliced(page: str, name: str, text: str) -> str:
+    """A Markdown page with the part between the markers of that name replaced.
+
+    Raises:
+        InputError: the page has no such markers.
+    """
+    first, last = f"<!-- {name}: written by the command -->", f"<!-- /{name} -->"
+    before, begin, rest = page.partition(first)
+    _, end, after = rest.partition(last)
+    if not begin or not end:
+        raise InputError(f"the page has no place for the tables; put the lines {first} and {last} where they go")
+    return f"{before}{begin}\n\n{text}\n{end}{after}"
 
 
 def append_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:

@@ -158,7 +158,27 @@ def test_a_log_becomes_a_page(run: Run, tmp_path: Path) -> None:
     assert f"<td>{fit['law']['b1']['value']:.3f}</td>" in text
     assert "<td>holds</td>" in text
     assert ">nan<" not in text
-    assert "report.html" in run("report", "--rounds", log, "--out", tmp_path / "a.md").error
+    assert "report.html" in run("report", "--rounds", log, "--out", tmp_path / "a.csv").error
+
+
+def test_logs_become_a_part_of_a_markdown_page(run: Run, tiny: tuple[object, ...], tmp_path: Path) -> None:
+    log, probe, arms = planted(tmp_path / "one.jsonl", 1, 0.8, 0), tmp_path / "probe.jsonl", tmp_path / "arms.jsonl"
+    found = run("probe", "image", *tiny, "--out", probe, "--json").json["tasks"]["pooled"]
+    kept = run("ablate", "layers", *tiny, "--subsets", "1", "--out", arms, "--json").json["kept"]["pooled"]["tree"]
+    page = tmp_path / "law.md"
+    page.write_text("# Law\n\nwhat a person says\n\n<!-- report: written by the command -->\n<!-- /report -->\n")
+    words = ("report", "--rounds", log, "--image-probe", probe, "--ablation", arms, "--transfer", f"planted={log}")
+    assert run(*words, "--resamples", 19, "--out", page).code == 0
+    text = page.read_text()
+    assert text.startswith("# Law\n\nwhat a person says\n")
+    for name in ("The entropy law", "The image acts through entropy", "What the head reads: layers", "transfer?"):
+        assert f"{name}\n" in text
+    assert f"| pooled | {found['num_roots']} | {found['num_prompts']} | {found['lift']['value']:.3f} |" in text
+    assert f"| {kept['1']['tau']['value']:.3f} | {kept['1']['share']['value']:.3f} |" in text
+    assert "| planted | — | block/best_first/31 | t | 400 |" in text
+    assert run(*words, "--resamples", 19, "--out", page).code == 0
+    assert page.read_text() == text, "writing twice changes nothing"
+    assert "is no log of" in run("report", "--ablation", log, "--out", page).error
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     ReadingOf = Callable[[Case], Reading]
 
-WHOLE = "fused"
 TREE, CHAIN = "tree", "chain"
 Out = Annotated[
     Path | None,
@@ -221,7 +220,7 @@ def _ablate(
     """Decode every prompt by every arm, and compare."""
     from oneglance.bench.journal import Journal
     from oneglance.bench.manifest import manifest
-    from oneglance.report.causes import study_ablation
+    from oneglance.report.causes import WHOLE, lengths_of, study_ablation
 
     journal = None if out is None else Journal(out, settings)
     lines: list[dict[str, Any]] = [] if journal is None else list(journal.lines)
@@ -233,12 +232,7 @@ def _ablate(
         lines.append({"task": case.task, "prompt": case.id, "rounds": rounds})
         if journal is not None:
             journal.append(lines[-1:])
-    lengths: dict[tuple[str, str, str], dict[str, list[int]]] = {}
-    for line in lines:
-        for tree, by_arm in line["rounds"].items():
-            for arm, own in by_arm.items():
-                if own:  # an answer of one token has no round, in no arm
-                    lengths.setdefault((line["task"], tree, arm), {})[line["prompt"]] = own
+    lengths = lengths_of(lines)
     if not lengths:
         raise InputError("no prompt had a round; give more new tokens (--max-new-tokens)")
     return study_ablation(lengths, baseline=WHOLE, seed=seed)
@@ -255,6 +249,7 @@ def _rounds(
     from oneglance.bench.conditioning import Conditioned
     from oneglance.decoder import Decoder
     from oneglance.drafters.block import BlockDrafter
+    from oneglance.report.causes import WHOLE
     from oneglance.tree import policy
 
     assert isinstance(decoder.drafter, BlockDrafter)
@@ -286,6 +281,8 @@ def _report(found: Ablation, title: str, *, json: bool) -> None:
 
 
 def _show(console: Console, found: Ablation, title: str) -> None:
+    from oneglance.report.causes import WHOLE
+
     for tree in next(iter(found.kept.values())):
         table = Table("", "", "rounds/prompts", "τ", "share [95 %]", title=f"{tree}: {title}", title_justify="left")
         for task, by_tree in found.kept.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -69,13 +69,36 @@ def method(name: str) -> Method:
 
 def vocab_size(files: list[Path]) -> int | None:
     """Rows of the target's lm_head, from what stands beside the logs; None where nothing does."""
-    sizes = {_settings(file).get("vocab_size") for file in files}
+    sizes = {settings(file).get("vocab_size") for file in files}
     return sizes.pop() if len(sizes) == 1 else None
+
+
+def named(files: Sequence[str]) -> list[tuple[str, Path]]:
+    """Name and path of each ``NAME=LOG`` or ``LOG``.
+
+    Raises:
+        InputError: a name is missing, or two logs have the same.
+    """
+    found = [_named(text) for text in files]
+    labels = [label for label, _ in found]
+    for label, path in found:
+        if labels.count(label) > 1:
+            raise InputError(f"two logs are named {label!r}; name them apart, as in NAME={path}")
+    return found
+
+
+def _named(text: str) -> tuple[str, Path]:
+    name, is_named, path = text.partition("=")
+    if is_named and not Path(text).is_file():
+        if not name or not path:
+            raise InputError(f"need NAME=LOG, got {text!r}")
+        return name, Path(path)
+    return Path(text).stem, Path(text)
 
 
 def target(file: Path) -> str | None:
     """The target that a log was written with; None where nothing says so."""
-    found = _settings(file).get("target")
+    found = settings(file).get("target")
     return found if isinstance(found, str) else None
 
 
@@ -107,7 +130,8 @@ def draw(folder: Path | None, figures: Mapping[str, Any]) -> list[str]:
     return made
 
 
-def _settings(log: Path) -> dict[str, Any]:
+def settings(log: Path) -> dict[str, Any]:
+    """What a log was made with, from what stands beside it; empty where nothing does."""
     from oneglance.bench.journal import SETTINGS
 
     beside = log.with_name(log.name + SETTINGS)

@@ -16,7 +16,8 @@ from oneglance.commands import opening, terminal
 from oneglance.commands.audit import held_out
 from oneglance.core import InputError
 from oneglance.drafters import installed, prepare
-from oneglance.matrix.page import as_dict, html, markdown, spliced
+from oneglance.files import spliced
+from oneglance.matrix.page import PLACE, as_dict, html, markdown
 from oneglance.matrix.record import Matrix, merged, record
 from oneglance.targets.base import Target
 from oneglance.tree import policy
@@ -146,7 +147,7 @@ def check_out(path: Path) -> str | None:
     if path.suffix != ".md" or not path.exists():
         return None
     page = path.read_text(encoding="utf-8")
-    spliced(page, "")
+    spliced(page, PLACE, "")
     return page
 
 
@@ -157,4 +158,4 @@ def written(path: Path, page: str | None, matrix: Matrix, facts: dict[str, Any])
     if path.suffix == ".html":
         return html(matrix, facts)
     table = markdown(matrix, facts)
-    return table if page is None else spliced(page, table)
+    return table if page is None else spliced(page, PLACE, table)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from oneglance.commands import logs, opening, options, terminal
+from oneglance.commands import opening, options, terminal
 from oneglance.commands.audit import choose_tasks
 from oneglance.commands.tail import Resamples
 from oneglance.core import InputError
@@ -29,9 +29,21 @@ Log = Annotated[
     typer.Option(
         "--rounds",
         metavar="LOG",
-        help="html: round logs whose law, tail and width replay to show.",
+        help="html, md: round logs whose law, tail and width replay to show.",
     ),
 ]
+Probe = Annotated[
+    Path | None,
+    typer.Option("--image-probe", metavar="LOG", help="html, md: what 'oneglance probe image' wrote."),
+]
+Ablations = Annotated[
+    list[Path] | None, typer.Option("--ablation", metavar="LOG", help="html, md: what 'oneglance ablate' wrote.")
+]
+TransferLogs = Annotated[
+    list[str] | None,
+    typer.Option("--transfer", metavar="[NAME=]LOG", help="html, md: round logs to compare in one table."),
+]
+PLACE = "report"  # of the tables in a Markdown page
 Title = Annotated[str, typer.Option(metavar="TEXT", help="html: of the page.")]
 
 
@@ -39,6 +51,9 @@ def report(
     results: Results = None,
     out: Out = Path("report.html"),
     rounds: Log = None,
+    image_probe: Probe = None,
+    ablation: Ablations = None,
+    transfer: TransferLogs = None,
     resamples: Resamples = 999,
     strips: Strips = "caption,docvqa",
     title: Title = "oneglance",
@@ -57,20 +72,30 @@ def report(
     The page needs no network: sortable tables, forest plots of margins and speedups, curves, the cost of a round, and
     decoded texts whose rounds open their candidate trees. It needs the [report] extra.
     """
+    from oneglance.commands.studies import sections
     from oneglance.report.tables import FORMATS
 
     form = out.suffix.removeprefix(".")
     if form not in ("html", *FORMATS):
         raise InputError(f"--out must end in .html, .{', .'.join(FORMATS)}, got {out}")
     read = [_read(path) for path in results or []]
-    if form != "html" and rounds:
-        raise InputError(f"--rounds goes into a page; use --out report.html instead of {out}")
-    if form != "html" and not read:
+    logs = {"--rounds": rounds, "--image-probe": image_probe, "--ablation": ablation, "--transfer": transfer}
+    given = [name for name, value in logs.items() if value]
+    if given and form not in ("html", "md"):
+        raise InputError(f"{given[0]} goes into a page; use --out report.html or report.md instead of {out}")
+    if form != "html" and not read and not given:
         raise InputError("there are no rows to write; name a result that 'oneglance bench --out' wrote")
+    studies = sections(
+        rounds=rounds or [],
+        probe=image_probe,
+        ablations=ablation or [],
+        transfer=transfer or [],
+        resamples=resamples,
+    )
+    rows = [row for result in read for row in result["rows"]]
     if form == "html":
         from oneglance.report.page import render
 
-        studies = _studies(rounds, resamples)
         made = []
         if strips != "none":
             made = _strips(
@@ -85,8 +110,10 @@ def report(
                 threads=threads,
             )
         text = render(read, made, title=title, studies=studies)
+    elif studies:
+        text = _into_page(out, rows, studies)
     else:
-        text = FORMATS[form]([row for result in read for row in result["rows"]])
+        text = FORMATS[form](rows)
     opening.write_text(out, text)
     if json:
         terminal.write_json({"out": str(out), "format": form, "rows": sum(len(result["rows"]) for result in read)})
@@ -94,24 +121,17 @@ def report(
         print(out)
 
 
-def _studies(files: list[Path] | None, resamples: int) -> list[Any]:
-    """Sections of the page on the logs of one drafter, tree and budget.
+def _into_page(out: Path, rows: list[dict[str, Any]], studies: list[Any]) -> str:
+    """Markdown of rows and studies, between the markers of the page where it has them."""
+    from oneglance.files import spliced
+    from oneglance.report.tables import document, markdown
 
-    Raises:
-        InputError: a log cannot be read, or the logs do not go together.
-    """
-    if not files:
-        return []
-    import numpy as np
-
-    from oneglance.report.entropy import sections
-    from oneglance.stats.sidecar import folder, read_marginals
-
-    log = logs.read(files, None)
-    table = None
-    if all(folder(file).is_dir() for file in files):
-        table = np.concatenate([read_marginals(file, logs.read([file], None)) for file in files])
-    return sections(log, marginals=table, vocab_size=logs.vocab_size(files), resamples=resamples)
+    text = (markdown(rows) + "\n" if rows else "") + document(studies)
+    try:
+        page = out.read_text(encoding="utf-8") if out.exists() else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot go on with {out}: {error}") from error
+    return spliced(page, PLACE, text) if f"<!-- {PLACE}:" in page else text
 
 
 def _strips(tasks: list[str], max_new_tokens: int, *, target: str, head: str | None, **machine: Any) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,7 +9,6 @@ from rich.console import Console
 from rich.table import Table
 
 from oneglance.commands import logs, options, terminal
-from oneglance.core import InputError
 
 if TYPE_CHECKING:
     from oneglance.report.causes import Transfer
@@ -38,30 +36,14 @@ def transfer(
     from oneglance.report.causes import study_transfer
 
     estimator = logs.method(method)
-    read = [_read(text) for text in files]
-    labels = [label for label, _ in read]
-    for label, path in read:
-        if labels.count(label) > 1:
-            raise InputError(f"two logs are named {label!r}; name them apart, as in NAME={path}")
-    found = study_transfer(
-        [(label, logs.target(path), logs.read([path], None)) for label, path in read], method=estimator
-    )
+    read = [(label, logs.target(path), logs.read([path], None)) for label, path in logs.named(files)]
+    found = study_transfer(read, method=estimator)
     fits = {f"{row.log}: {row.task}": row.fit for row in found.rows}
     written = logs.draw(figures, {"fig6": lambda: draw.decile_curves(fits)} if fits else {})
     if json:
         terminal.write_json({**terminal.as_object(found), "figures": written})
     else:
         _show(terminal.console(), found, written)
-
-
-def _read(text: str) -> tuple[str, Path]:
-    """Name and path of ``NAME=LOG`` or ``LOG``."""
-    name, is_named, path = text.partition("=")
-    if is_named and not Path(text).is_file():
-        if not name or not path:
-            raise InputError(f"need NAME=LOG, got {text!r}")
-        return name, Path(path)
-    return Path(text).stem, Path(text)
 
 
 def _show(console: Console, found: Transfer, written: list[str]) -> None:

@@ -9,12 +9,11 @@ from typing import Any
 
 import jinja2
 
-from oneglance.core import InputError
 from oneglance.matrix.compare import MODES, Comparison
 from oneglance.matrix.record import Matrix
 
 SCHEMA_VERSION = 2
-BEGIN, END = "<!-- audit-matrix: written by the command -->", "<!-- /audit-matrix -->"
+PLACE = "audit-matrix"  # of the table in a Markdown page
 COUNTED = {"free-running": "outputs identical", "teacher-forced": "tokens that plain decoding chooses as well"}
 
 
@@ -61,19 +60,6 @@ def html(matrix: Matrix, manifest: Mapping[str, Any]) -> str:
     return environment.from_string(source).render(
         matrix=matrix, manifest=manifest, machine=_machine(manifest), modes=MODES, counted=COUNTED
     )
-
-
-def spliced(page: str, text: str) -> str:
-    """A Markdown page with the part between its markers replaced.
-
-    Raises:
-        InputError: the page has no markers.
-    """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise InputError(f"the page has no place for the table; put the lines {BEGIN} and {END} where it goes")
-    return f"{before}{begin}\n\n{text}\n{end}{after}"
 
 
 def _cells(row: Comparison) -> Sequence[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,8 @@ from oneglance.stats.curve import Fit, assess
 from oneglance.stats.law import Method
 from oneglance.stats.rounds import RoundLog
 
-RIGHT, MISMATCHED = "right", "mismatched"
+RIGHT, MISMATCHED = "right", "mismatched"  # arms of the image probe
+WHOLE = "fused"  # the untouched arm of an ablation
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +185,17 @@ def study_ablation(
                 if a != baseline
             }
     return Ablation(kept, gaps)
+
+
+def lengths_of(lines: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str, str], dict[str, list[int]]]:
+    """(task, tree, arm) → prompt → kept tokens of each round, from the lines that ``ablate`` writes."""
+    lengths: dict[tuple[str, str, str], dict[str, list[int]]] = {}
+    for line in lines:
+        for tree, by_arm in line["rounds"].items():
+            for arm, own in by_arm.items():
+                if own:  # an answer of one token has no round, in no arm
+                    lengths.setdefault((line["task"], tree, arm), {})[line["prompt"]] = own
+    return lengths
 
 
 def study_transfer(logs: Sequence[tuple[str, str | None, RoundLog]], *, method: Method, seed: int = 0) -> Transfer:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from oneglance.report.page import Section
 
 COLUMNS: dict[str, str] = {
     "task": "task",
@@ -60,6 +63,16 @@ def latex(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str] = COLUMN
     lines += [" & ".join(_tex(title) for title in columns.values()) + r" \\", r"\midrule"]
     lines += [" & ".join(_tex(cell(row.get(name))) for name in columns) + r" \\" for row in rows]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def document(sections: Sequence[Section]) -> str:
+    """Sections as markdown: heading, what a reader needs to judge the table, the table, notes. Charts stay out."""
+    parts = []
+    for section in sections:
+        opening, *notes = section.notes or [""]
+        parts += [f"## {section.name}", opening, markdown(section.rows, section.columns).rstrip()]
+        parts.append("\n".join(f"- {note}" for note in notes))
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 FORMATS: dict[str, Callable[[Sequence[Mapping[str, Any]]], str]] = {
