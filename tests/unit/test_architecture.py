@@ -18,8 +18,8 @@ MAX_LINES = 400
 # Lowest first: a room imports only rooms of lower layers. Drafters know targets (they read their features), never the
 # reverse. `testing` ships doubles of targets and drafters.
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"errors", "files"}),
-    frozenset({"sampling"}),
+    frozenset({"errors"}),
+    frozenset({"files", "sampling"}),
     frozenset({"core"}),
     frozenset({"tree", "cost", "accept", "stats", "text", "images", "acceptance"}),
     frozenset({"tasks", "pace"}),

@@ -72,7 +72,7 @@ class Projection:
 
 def margins(records: Sequence[Record], ours: str) -> list[Margin]:
     """Ours against every other drafting system, per task."""
-    names = list(dict.fromkeys(r.system for r in records))
+    names = list(dict.fromkeys(r.system for r in records if not r.is_outside))
     if ours not in names:
         return []
     found = []

@@ -47,6 +47,9 @@ class Row:
         score: mean task score; metric: what it measures; character_error_rate where the task is a transcription.
         entropy_nats: mean next-token entropy of the target on this task.
         wordings: different wordings, for captions.
+        end_to_end_ms: mean of a prompt, prefill included; first_ms: to its first token.
+        is_outside: not decoded by our loop: no ratio with ours is made; ``tau`` is then the system's own count.
+        failures: prompts without an answer; failure: why the first one has none.
     """
 
     system: str
@@ -55,7 +58,7 @@ class Row:
     tokens: float
     tau: float | None
     tau_no_bonus: float | None
-    ms_per_token: float
+    ms_per_token: float | None
     speedup: float | None
     ci_low: float | None
     ci_high: float | None
@@ -85,6 +88,11 @@ class Row:
     prefill_share: float | None = None
     vision_share: float | None = None
     metric: str | None = None
+    end_to_end_ms: float | None = None
+    first_ms: float | None = None
+    is_outside: bool = False
+    failures: int = 0
+    failure: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -136,13 +144,16 @@ def mean_ms(records: Sequence[Record]) -> float:
 def _row(own: list[Record], plain: list[Record]) -> Row:
     system = own[0].system
     total, chars = sum(r.total for r in own), sum(r.num_chars for r in own)
+    failed = [r.failure for r in own if r.failure is not None]
+    answered = [r for r in own if r.failure is None]
+    has_ratio = system != "plain" and not own[0].is_outside
     metrics = {r.metric for r in own}
     return Row(
         system=system,
         task=own[0].task,
         n=len(by_prompt(own)),
-        tokens=float(np.mean([len(r.token_ids) for r in own])),
-        ms_per_token=sum(r.decode_ms for r in own) / max(1, sum(r.decoded for r in own)),
+        tokens=_mean([len(r.token_ids) for r in answered]) or 0.0,
+        ms_per_token=sum(r.decode_ms for r in own) / max(1, sum(r.decoded for r in own)) if answered else None,
         identical=sum(r.identical for r in own),
         is_lossless=all(r.identical for r in own),
         score=sum(r.right for r in own) / total if total else None,
@@ -151,10 +162,15 @@ def _row(own: list[Record], plain: list[Record]) -> Row:
         wordings=len({r.wording for r in own if r.wording}),
         replicates=max(len(rs) for rs in by_prompt(own).values()),
         metric=metrics.pop() if len(metrics) == 1 else None,
-        **_rounds(own),
+        end_to_end_ms=_mean([r.end_to_end_ms for r in answered]),
+        first_ms=_mean([r.prefill_ms for r in answered]),
+        is_outside=own[0].is_outside,
+        failures=len(failed),
+        failure=failed[0] if failed else None,
+        **(_counted(own) if own[0].is_outside else _rounds(own)),
         **_stages(own),
         **_shares(own),
-        **(_speedups(own, plain) if system != "plain" else _NO_SPEEDUP),
+        **(_speedups(own, plain) if has_ratio else _NO_SPEEDUP),
     )
 
 
@@ -195,6 +211,17 @@ def _equal_length(both: list[tuple[list[Record], list[Record]]]) -> float:
         plain += float(np.mean([r.ms_until(length) for r in a]))
         own += float(np.mean([r.ms_until(length) for r in b]))
     return plain / own if own > 0 else NAN
+
+
+def _counted(own: list[Record]) -> dict[str, Any]:
+    """τ by a system's own count."""
+    drafts = sum(r.drafts for r in own)
+    no_bonus = sum(r.drafted for r in own) / drafts if drafts else None
+    return {"tau": None if no_bonus is None else 1 + no_bonus, "tau_no_bonus": no_bonus}
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None
 
 
 def _rounds(own: list[Record]) -> dict[str, Any]:

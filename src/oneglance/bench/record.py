@@ -27,6 +27,9 @@ class Record:
             and host is what is left of ``decode_ms``.
         first_draft_ms: the first draft, prompt ingestion included: what the paper's window leaves out.
         context: tokens of the prompt, image rows included.
+        is_outside: not decoded by our loop: ``prefill_ms`` ends with the first token, and there are no rounds.
+        drafts, drafted: an outside system's own count of rounds and of accepted draft tokens, 0 where it has none.
+        failure: why there is no answer.
     """
 
     system: str
@@ -57,11 +60,15 @@ class Record:
     first_draft_ms: float = 0.0
     vision_ms: float | None = None
     context: int = 0
+    is_outside: bool = False
+    drafts: int = 0
+    drafted: int = 0
+    failure: str | None = None
 
     @property
     def decoded(self) -> int:
         """Tokens after the first, which belongs to prefill."""
-        return len(self.token_ids) - 1
+        return max(0, len(self.token_ids) - 1)
 
     @property
     def end_to_end_ms(self) -> float:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from oneglance.bench.cases import Case
+from oneglance.bench.outside import Answered, Outside
 from oneglance.bench.record import Record
 from oneglance.core import Drafter, Generation, SamplingParams
 from oneglance.decoder import Decoder
@@ -20,6 +21,7 @@ from oneglance.targets.base import Target
 from oneglance.targets.state import Inputs
 from oneglance.tasks.grading import Grade
 
+NO_GRADE = Grade(0, 0)
 Bind = Callable[..., Drafter]  # of a target, and of options such as budget=
 
 
@@ -84,6 +86,7 @@ class Bench:
         warmup: prompts a task decoded untimed first.
         replicates: how often each prompt is decoded by each system.
         scale: of the images, in resolution.
+        outside: systems that are not ours, by name; they take their turn, and a failure is recorded.
         shaped: the same target in passes of a fixed shape: systems other than ``plain`` run on it, and their identity
             is with single rows in passes of that shape.
     """
@@ -94,6 +97,7 @@ class Bench:
     warmup: int = 2
     replicates: int = 1
     scale: float = 1.0
+    outside: Mapping[str, Outside] = field(default_factory=dict)
     shaped: Target | None = None
 
     def run(self, cases: Sequence[Case], *, done: Sequence[tuple[str, str]] = ()) -> Iterator[list[Record]]:
@@ -107,7 +111,7 @@ class Bench:
             The records of one prompt, one a system and replicate.
         """
         arms = {name: Arm.of(self._target_of(name), bind) for name, bind in self.systems.items()}
-        names, finished = list(arms), set(done)
+        names, finished = [*arms, *self.outside], set(done)
         warmed: dict[str, int] = {}
         for index, case in enumerate(cases):
             if (case.task, case.id) in finished:
@@ -118,11 +122,16 @@ class Bench:
                 warmed[case.task] += 1
                 for arm in arms.values():
                     self._decode(arm, inputs)
+                for system in self.outside:
+                    self._ask(system, case, inputs, truths[system], 0)
             records: list[Record] = []
             for replicate in range(self.replicates):
                 turn = (index + replicate) % len(names)
                 made = {
-                    n: self._record(n, case, arms[n], inputs, truths[n], replicate) for n in names[turn:] + names[:turn]
+                    n: self._record(n, case, arms[n], inputs, truths[n], replicate)
+                    if n in arms
+                    else self._ask(n, case, inputs, truths[n], replicate)
+                    for n in names[turn:] + names[:turn]
                 }
                 records += [made[name] for name in names]
             yield records
@@ -137,20 +146,47 @@ class Bench:
         shaped = plain
         if self.shaped is not None:
             shaped = reference(self.shaped, inputs, max_new_tokens=cap, params=self.params)
-        return {name: plain if self._target_of(name) is self.target else shaped for name in self.systems}
+        own = {name: plain if self._target_of(name) is self.target else shaped for name in self.systems}
+        return {**own, **dict.fromkeys(self.outside, plain)}
 
     def _decode(self, arm: Arm, inputs: Inputs) -> tuple[Generation, float | None]:
         """The generation, and what the vision encoder took."""
-        gc.collect()
-        gc.disable()  # a collection inside one arm and not the other is noise
+        with no_collections(), vision_clock(arm.decoder.target) as clock:
+            stream = arm.decoder.stream_inputs(inputs, self.params)
+            for _ in stream:
+                pass
+        return stream.generation, clock.ms if clock.num_calls else None
+
+    def _ask(self, system: str, case: Case, inputs: Inputs, truth: Reference, replicate: int) -> Record:
+        """An answer from outside, or why there is none."""
+        answer, failure = Answered((), 0.0, 0.0), None
         try:
-            with vision_clock(arm.decoder.target) as clock:
-                stream = arm.decoder.stream_inputs(inputs, self.params)
-                for _ in stream:
-                    pass
-            return stream.generation, clock.ms if clock.num_calls else None
-        finally:
-            gc.enable()
+            with no_collections():
+                answer = self.outside[system].ask(case, inputs, max_new_tokens=self.params.max_new_tokens)
+        except Exception as error:  # whatever somebody else's system raises is its result
+            failure = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        grade = NO_GRADE
+        if failure is None and case.grade is not None:
+            grade = case.grade(self.target.tokenizer.decode(answer.token_ids, skip_special_tokens=True))
+        return Record(
+            system=system,
+            task=case.task,
+            prompt=case.id,
+            token_ids=answer.token_ids,
+            kept=(),
+            decode_ms=answer.total_ms - answer.first_ms,
+            prefill_ms=answer.first_ms,
+            identical=failure is None and _agree(answer.token_ids, truth.token_ids, self.target.eos_ids),
+            entropy_nats=_entropy(truth),
+            metric=case.metric,
+            replicate=replicate,
+            context=len(inputs.token_ids),
+            is_outside=True,
+            drafts=answer.drafts,
+            drafted=answer.accepted,
+            failure=failure,
+            **_graded(grade),
+        )
 
     def _record(self, system: str, case: Case, arm: Arm, inputs: Inputs, truth: Reference, replicate: int) -> Record:
         if arm.build is not None:
@@ -161,7 +197,7 @@ class Bench:
         draft, verify, commit = (
             sum(getattr(r, f"t_{stage}_ms") for r in rounds) for stage in ("draft", "verify", "commit")
         )
-        grade = Grade(0, 0) if case.grade is None else case.grade(done.text)
+        grade = NO_GRADE if case.grade is None else case.grade(done.text)
         return Record(
             system=system,
             task=case.task,
@@ -172,11 +208,7 @@ class Bench:
             prefill_ms=done.prefill_ms,
             identical=done.token_ids == truth.token_ids,
             entropy_nats=_entropy(truth),
-            right=grade.right,
-            total=grade.total,
-            char_errors=grade.char_errors,
-            num_chars=grade.num_chars,
-            wording=grade.wording,
+            **_graded(grade),
             metric=case.metric,
             replicate=replicate,
             accepted=tuple(r.num_accepted for r in rounds),
@@ -192,6 +224,17 @@ class Bench:
             vision_ms=vision_ms,
             context=len(inputs.token_ids),
         )
+
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """A garbage collection inside one arm and not the other is noise: one before, none inside."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 @contextmanager
@@ -223,6 +266,17 @@ def vision_clock(target: Target) -> Iterator[Clock]:
 def _wait(target: Target) -> None:
     if target.device.type == "cuda":
         torch.cuda.synchronize(target.device)
+
+
+def _graded(grade: Grade) -> dict[str, Any]:
+    names = ("right", "total", "char_errors", "num_chars", "wording")
+    return {name: getattr(grade, name) for name in names}
+
+
+def _agree(given: Sequence[int], own: Sequence[int], eos_ids: Sequence[int]) -> bool:
+    """Whether ids are the same; a server's text leaves out the token that ends it."""
+    end = len(own) - 1 if own and own[-1] in eos_ids and len(given) < len(own) else len(own)
+    return list(given) == list(own[:end])
 
 
 def _entropy(truth: Reference) -> float:

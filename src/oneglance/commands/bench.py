@@ -48,6 +48,9 @@ def bench(
     is the column paper_window. The speedup is a ratio of summed times with a paired bootstrap interval over prompts;
     identity is against an independent plain loop. Exits with 1 if, in float32, an output differs from it.
 
+    Systems from outside (transformers, transformers-lookup, transformers-assisted@MODEL, transformers-dflash@FOLDER,
+    server@URL) take their turn on the same prompts; they are timed end to end and stand in a table of their own.
+
     With --fixed-shape, systems other than plain run packed passes of one shape, and their identity is with single rows
     in that shape: any difference is then a failure, in every dtype. plain-shaped is what that costs plain decoding;
     speedups are against ordinary plain decoding as ever.
@@ -55,13 +58,14 @@ def bench(
     from oneglance.bench import compare
     from oneglance.bench.manifest import manifest
     from oneglance.bench.metrics import geomean, summarise
+    from oneglance.bench.outside import open_outside, split
     from oneglance.bench.runner import Bench
     from oneglance.targets import open_fixed
 
     setup = measuring.Setup(target, head, budget, max_new_tokens, dtype, device, attention, threads, device_map)
     setup.check()
     charges = compare.charges(charge_tau or [])
-    names = opening.names_of(systems)
+    names, others = split(opening.names_of(systems))
     if "plain-shaped" in names and not fixed_shape:
         raise InputError("the system plain-shaped goes with --fixed-shape")
     bound = setup.bind(names)
@@ -70,7 +74,8 @@ def bench(
     opened = setup.open()
     shaped = open_fixed(opened, budget) if fixed_shape else None
     params = opening.sampling(max_new_tokens)
-    runner = Bench(opened, bound, params, warmup=warmup, replicates=replicates, shaped=shaped)
+    outside = open_outside(others, opened)
+    runner = Bench(opened, bound, params, warmup=warmup, replicates=replicates, outside=outside, shaped=shaped)
     records = measuring.measure(runner, cases, settings, out=out, show=not json)
     rows = summarise(records)
     gains = {s: [r.speedup for r in rows if r.system == s and r.speedup is not None] for s in names}
@@ -87,7 +92,8 @@ def bench(
         terminal.write_json(result)
     else:
         show(terminal.console(), terminal.as_object(result))
-    judged = [r for r in records if dtype == "float32" or (fixed_shape and r.system != "plain")]
+    own = [r for r in records if not r.is_outside]
+    judged = [r for r in own if dtype == "float32" or (fixed_shape and r.system != "plain")]
     if any(not record.identical for record in judged):
         raise typer.Exit(1)
 
@@ -96,7 +102,8 @@ def show(console: Console, result: Mapping[str, Any]) -> None:
     """Tables of a result, as JSON holds it."""
     rows = result["rows"]
     for task in dict.fromkeys(row["task"] for row in rows):
-        _show_task(console, [row for row in rows if row["task"] == task])
+        _show_task(console, [row for row in rows if row["task"] == task and not row.get("is_outside")])
+    _show_outside(console, rows)
     for system, value in result["geomean_speedup"].items():
         console.print(f"{system}: geometric mean of the speedups {value:.2f}")
     for m in result["margins"]:
@@ -115,6 +122,22 @@ def show(console: Console, result: Mapping[str, Any]) -> None:
         halves = ", ".join(f"{task} {value - 1:+.1%}" for task, value in steady["halves"].items())
         console.print(f"plain arm: tasks within {steady['spread']:.1%} of one another; second half {halves or '–'}")
     console.print("τ: kept tokens a round, bonus included. H: mean next-token entropy of the target, nats.")
+
+
+def _show_outside(console: Console, rows: list[dict[str, Any]]) -> None:
+    """Systems from outside beside ours, end to end, without a ratio."""
+    outside = [row for row in rows if row.get("is_outside")]
+    if not outside:
+        return
+    names = ("task", "system", "to first token ms", "end to end ms", "τ, own count", "identical", "")
+    table = Table(*names, title="end to end, prefill included; no ratio is made across systems", title_justify="left")
+    for row in rows:
+        times = [f"{row[name]:.1f}" if row[name] is not None else "" for name in ("first_ms", "end_to_end_ms")]
+        count = f"{row['tau']:.2f}" if row["tau"] and row["is_outside"] else ""
+        failed = f"failed {row['failures']} times, {row['failure']}" if row["failures"] else ""
+        identical = f"{row['identical']}/{row['n'] * row['replicates']}"
+        table.add_row(row["task"], row["system"], *times, count, identical, failed)
+    console.print(table)
 
 
 def _show_task(console: Console, own: list[dict[str, Any]]) -> None:

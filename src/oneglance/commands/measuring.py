@@ -118,7 +118,12 @@ def measure(
     records: list[Record] = []
     journal = None
     if out is not None:
-        whole = {**settings, "systems": list(bench.systems), "replicates": bench.replicates, "warmup": bench.warmup}
+        whole = {
+            **settings,
+            "systems": [*bench.systems, *bench.outside],
+            "replicates": bench.replicates,
+            "warmup": bench.warmup,
+        }
         journal = Journal(partial(out), whole)
         records = [record_of(record) for line in journal.lines for record in line["records"]]
         journal.describe(manifest(**settings), whole)

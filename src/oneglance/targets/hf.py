@@ -219,6 +219,17 @@ def captured_features(points: Sequence[tuple[nn.Module, str]]) -> Iterator[list[
             handle.remove()
 
 
+def assistant(auto_class: str, name: str, model: PreTrainedModel) -> PreTrainedModel:
+    """A model that drafts inside transformers' own ``generate``, beside ``model``.
+
+    Raises:
+        OSError, ValueError: there is none of that name.
+    """
+    found = getattr(transformers, auto_class).from_pretrained(name, dtype=model.dtype, trust_remote_code=False)
+    drafting: PreTrainedModel = found.to(model.device).eval()
+    return drafting
+
+
 def forget_positions(model: PreTrainedModel) -> None:
     """Clear the rope deltas that multimodal Qwen models keep on the module between calls."""
     inner = getattr(model, "model", model)
