@@ -114,6 +114,16 @@ def test_a_system_without_weights_names_what_makes_them(system: str, message: st
         prepare_systems([system], "builtin:reader", budget=3)
 
 
+def test_a_system_may_have_a_budget_of_its_own() -> None:
+    target = open_target("builtin:reader", probe=False)
+    names = ["tree", "tree:budget=7", "conditioned:budget=15"]
+    bound = prepare_systems(names, "builtin:reader", budget=3)
+    assert [getattr(bound[name](target), "budget", None) for name in names] == [3, 7, 15]
+    for bad, message in (("tree:budget=many", "number of nodes or auto"), ("tree:budget=0", "at least 1")):
+        with pytest.raises(InputError, match=message):
+            prepare_systems([bad], "builtin:reader", budget=3)
+
+
 def test_systems_say_how_large_they_are_and_where_they_come_from() -> None:
     target = open_target("builtin:reader", probe=False)
     names = ["plain", "tree", "ngram:num_draft=4", "two_model:num_draft=2@builtin:reader"]

@@ -48,6 +48,7 @@ class Row:
         entropy_nats: mean next-token entropy of the target on this task.
         wordings: different wordings, for captions.
         end_to_end_ms: mean of a prompt, prefill included; first_ms: to its first token.
+        weights, num_parameters: where the drafter comes from and how large it is, embeddings left out.
         is_outside: not decoded by our loop: no ratio with ours is made; ``tau`` is then the system's own count.
         failures: prompts without an answer; failure: why the first one has none.
     """
@@ -90,6 +91,8 @@ class Row:
     metric: str | None = None
     end_to_end_ms: float | None = None
     first_ms: float | None = None
+    weights: str | None = None
+    num_parameters: int | None = None
     is_outside: bool = False
     failures: int = 0
     failure: str | None = None
@@ -164,6 +167,8 @@ def _row(own: list[Record], plain: list[Record]) -> Row:
         metric=metrics.pop() if len(metrics) == 1 else None,
         end_to_end_ms=_mean([r.end_to_end_ms for r in answered]),
         first_ms=_mean([r.prefill_ms for r in answered]),
+        weights=own[0].weights,
+        num_parameters=own[0].num_parameters,
         is_outside=own[0].is_outside,
         failures=len(failed),
         failure=failed[0] if failed else None,

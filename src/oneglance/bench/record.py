@@ -27,6 +27,7 @@ class Record:
             and host is what is left of ``decode_ms``.
         first_draft_ms: the first draft, prompt ingestion included: what the paper's window leaves out.
         context: tokens of the prompt, image rows included.
+        weights, num_parameters: the drafter's card (``systems.Card``).
         is_outside: not decoded by our loop: ``prefill_ms`` ends with the first token, and there are no rounds.
         drafts, drafted: an outside system's own count of rounds and of accepted draft tokens, 0 where it has none.
         failure: why there is no answer.
@@ -60,6 +61,8 @@ class Record:
     first_draft_ms: float = 0.0
     vision_ms: float | None = None
     context: int = 0
+    weights: str | None = None
+    num_parameters: int | None = None
     is_outside: bool = False
     drafts: int = 0
     drafted: int = 0

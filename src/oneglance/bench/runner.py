@@ -6,7 +6,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ import torch
 from oneglance.bench.cases import Case
 from oneglance.bench.outside import Answered, Outside
 from oneglance.bench.record import Record
+from oneglance.bench.systems import card
 from oneglance.core import Drafter, Generation, SamplingParams
 from oneglance.decoder import Decoder
 from oneglance.reference import Reference, reference
@@ -223,6 +224,7 @@ class Bench:
             first_draft_ms=rounds[0].t_draft_ms if rounds else 0.0,
             vision_ms=vision_ms,
             context=len(inputs.token_ids),
+            **asdict(card(arm.decoder.drafter)),
         )
 
 

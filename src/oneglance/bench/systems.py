@@ -1,7 +1,7 @@
 """Systems of a benchmark: drafters behind the one seam, all decoding in the one loop.
 
 A system is written ``NAME``, ``NAME:setting=value`` or ``NAME@WEIGHTS`` (both: settings first); what was written is its
-name in every table, so that three sizes of a draft model are three systems.
+name in every table, so that three sizes of a draft model are three systems. ``NAME:budget=31`` has a budget of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from oneglance.core import AnyBudget, Drafter, InputError
 from oneglance.drafters import prepare
 from oneglance.drafters.paced import at_budget
-from oneglance.drafters.settings import split
+from oneglance.drafters.settings import check_budget, split
 from oneglance.targets.base import Target
 from oneglance.train.known import known_heads
 from oneglance.tree import policy
@@ -105,9 +105,28 @@ def _prepare(written: str, head: str | None, *, budget: int, target: str) -> Cal
     if found is None and system.weights != NONE:
         hint = "--head FOLDER" if system.weights == HEAD else f"{spec}@FOLDER ({system.make})"
         raise InputError(f"system {name!r} has no weights for target {target!r}; name them: {hint}")
+    own = _budget(written, settings.pop("budget", None))
     drafter = ":".join([system.drafter, *(f"{key}={value}" for key, value in settings.items())])
-    options: dict[str, Any] = {"policy": policy(system.policy), "budget": system.budget or budget}
+    options: dict[str, Any] = {"policy": policy(system.policy), "budget": own or system.budget or budget}
     return partial(at_budget, prepare(drafter, found), **options)
+
+
+def _budget(written: str, given: str | None) -> AnyBudget | None:
+    """The budget in a system's name.
+
+    Raises:
+        InputError: neither a number nor ``auto``, or out of range.
+    """
+    if given is None:
+        return None
+    if given == "auto":
+        return "auto"
+    try:
+        own = int(given)
+    except ValueError as error:
+        raise InputError(f"system {written!r}: budget takes a number of nodes or auto, got {given!r}") from error
+    check_budget(own)
+    return own
 
 
 def _known(target: str, kind: str) -> str | None:

@@ -30,6 +30,7 @@ COLUMNS: dict[str, str] = {
     "identical": "identical",
     "score": "score",
     "prefill_share": "prefill",
+    "num_parameters": "parameters",
 }
 ESCAPES = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}", "τ": r"$\tau$"}
 
