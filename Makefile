@@ -10,7 +10,7 @@ TRIALS ?= 50
 SECONDS ?= 300
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check lint format-check types format fuzz soak serve-soak serve-fuzz page test-vllm test-sglang audit-full audit-shaped audit-matrix kill-resume clean
+.PHONY: help demo test test-slow docs check lint format-check types format fuzz soak serve-soak serve-fuzz page test-vllm test-sglang audit-full audit-shaped audit-matrix kill-resume clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +23,10 @@ test: $(STAMP) ## run the tests
 
 test-slow: $(STAMP) ## the tests that take minutes: χ² over many draws, simulations
 	$(BIN)/pytest -n auto --dist loadfile -m slow
+
+docs: $(STAMP) ## build the pages of docs/ into site/, every warning an error
+	$(BIN)/python -m pip install --quiet --editable ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir site
 
 check: lint format-check types ## all that needs no model: lint, format, types
 
@@ -104,7 +108,7 @@ kill-resume: $(STAMP) ## kill a training run at random moments and resume it, TR
 	$(BIN)/python tests/train/kill_resume.py --trials $(TRIALS)
 
 clean: ## remove the environment, builds and caches
-	rm -rf .venv .venv-vllm .venv-sglang build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-vllm .venv-sglang build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The environment is made once and made anew only when the dependencies change.

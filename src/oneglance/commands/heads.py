@@ -43,7 +43,7 @@ def select(run: RunFolder, step: Step = None, json: options.Json = False) -> Non
     table = Table("step", "expected accepted", "held-out top-1")
     for c in found:
         table.add_row(f"{c.step}{' ←' if c.step == best.step else ''}", f"{c.score:.3f}", at_offsets(c.top1))
-    Console(highlight=False).print(table)
+    terminal.console().print(table)
     print(terminal.visible(f"step {best.step} is now {run / 'head'}"))
 
 
@@ -77,7 +77,7 @@ def eval_head(
     if json:
         terminal.write_json({"head": head, "target": target, "budget": budget, "tasks": as_table(scores)})
     else:
-        show(Console(highlight=False), scores)
+        show(terminal.console(), scores)
 
 
 def first_of_each_task(rows: list[Any], limit: int | None) -> list[Any]:
@@ -122,4 +122,4 @@ def heads(target: ForTarget = None, json: options.Json = False) -> None:
     table = Table("target", "head", "kind", "licence", "τ", "note")
     for head in found:
         table.add_row(head.target, head.head, head.kind, head.licence, head.tau_text(), head.note)
-    Console(highlight=False).print(table)
+    terminal.console().print(table)

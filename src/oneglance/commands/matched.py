@@ -89,7 +89,7 @@ def train_matched(
     if json:
         terminal.write_json(result)
     else:
-        show(Console(highlight=False), found)
+        show(terminal.console(), found)
 
 
 def numbers(option: str, text: str) -> list[int]:
