@@ -119,7 +119,12 @@ def test_a_system_may_have_a_budget_of_its_own() -> None:
     names = ["tree", "tree:budget=7", "conditioned:budget=15"]
     bound = prepare_systems(names, "builtin:reader", budget=3)
     assert [getattr(bound[name](target), "budget", None) for name in names] == [3, 7, 15]
-    for bad, message in (("tree:budget=many", "number of nodes or auto"), ("tree:budget=0", "at least 1")):
+    assert prepare_systems(["tree:branch_k=2"], "builtin:reader", budget=3)["tree:branch_k=2"](target).branch_k == 2
+    for bad, message in (
+        ("tree:budget=many", "budget takes a number or auto"),
+        ("tree:branch_k=auto", "branch_k takes a number, got"),
+        ("tree:budget=0", "at least 1"),
+    ):
         with pytest.raises(InputError, match=message):
             prepare_systems([bad], "builtin:reader", budget=3)
 

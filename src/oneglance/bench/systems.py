@@ -1,7 +1,8 @@
 """Systems of a benchmark: drafters behind the one seam, all decoding in the one loop.
 
 A system is written ``NAME``, ``NAME:setting=value`` or ``NAME@WEIGHTS`` (both: settings first); what was written is its
-name in every table, so that three sizes of a draft model are three systems. ``NAME:budget=31`` has a budget of its own.
+name in every table, so that three sizes of a draft model are three systems. ``NAME:budget=31`` has a budget of its own,
+``NAME:branch_k=8`` looks at fewer ranks.
 """
 
 from __future__ import annotations
@@ -105,26 +106,29 @@ def _prepare(written: str, head: str | None, *, budget: int, target: str) -> Cal
     if found is None and system.weights != NONE:
         hint = "--head FOLDER" if system.weights == HEAD else f"{spec}@FOLDER ({system.make})"
         raise InputError(f"system {name!r} has no weights for target {target!r}; name them: {hint}")
-    own = _budget(written, settings.pop("budget", None))
+    own = _number(written, "budget", settings.pop("budget", None))
+    branch_k = _number(written, "branch_k", settings.pop("branch_k", None))
     drafter = ":".join([system.drafter, *(f"{key}={value}" for key, value in settings.items())])
     options: dict[str, Any] = {"policy": policy(system.policy), "budget": own or system.budget or budget}
+    options |= {} if branch_k is None else {"branch_k": branch_k}
     return partial(at_budget, prepare(drafter, found), **options)
 
 
-def _budget(written: str, given: str | None) -> AnyBudget | None:
-    """The budget in a system's name.
+def _number(written: str, name: str, given: str | None) -> AnyBudget | None:
+    """The budget or branch_k in a system's name.
 
     Raises:
-        InputError: neither a number nor ``auto``, or out of range.
+        InputError: not a number, nor ``auto`` for a budget, or out of range.
     """
     if given is None:
         return None
-    if given == "auto":
+    if given == "auto" and name == "budget":
         return "auto"
     try:
         own = int(given)
     except ValueError as error:
-        raise InputError(f"system {written!r}: budget takes a number of nodes or auto, got {given!r}") from error
+        also = " or auto" if name == "budget" else ""
+        raise InputError(f"system {written!r}: {name} takes a number{also}, got {given!r}") from error
     check_budget(own)
     return own
 
