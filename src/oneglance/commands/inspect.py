@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_format
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from rich.text import Text
 
 from oneglance.commands import options, terminal
 from oneglance.core import HeadError, InputError, OneglanceWarning
+from oneglance.files import parse_json
 
 if TYPE_CHECKING:
     from oneglance.drafters.checkpoint import HeadCheckpoint
@@ -107,7 +107,7 @@ def read_config(name: str) -> Mapping[str, Any]:
     else:
         path = download_config(name)
     try:
-        config = json_format.loads(path.read_text(encoding="utf-8"))
+        config = parse_json(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         raise InputError(f"{path} is not valid JSON: {error}; download it again") from error
     if not isinstance(config, dict):
