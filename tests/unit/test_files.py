@@ -44,7 +44,7 @@ DAMAGED = {
 @pytest.mark.parametrize("brackets", ["[]", ("{a: ", "}"), ('{"a":', "}")])
 def test_what_is_nested_too_deeply_is_a_value_error(parse: Any, depth: int, brackets: Any) -> None:
     first, last = brackets
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="nested|recursion|indentation|depth"):
         parse(first * depth + "1" + last * depth)
 
 
@@ -66,9 +66,8 @@ def test_yaml_that_names_itself_is_refused_and_aliases_are_counted_once() -> Non
 
 @pytest.mark.parametrize("text", ["[", "a: b: c", "!!python/object:x {}", "!!int ''", "\t", "{[]: 1}"])
 def test_bad_yaml_is_one_line(text: str) -> None:
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=r"^[^\n]*$"):
         parse_yaml(text)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("path", sorted(SRC.rglob("*.py")), ids=lambda path: path.relative_to(SRC).as_posix())
@@ -210,8 +209,10 @@ def test_a_trace_of_the_wrong_types_is_named_by_its_line(change: dict[str, Any],
 
 @pytest.mark.parametrize(
     "source",
-    ["", "docvqa", "docvqa:train", "docvqa:train:x", "docvqa:train:-1", "docvqa:test:1", "docvqa:train:1:2", ":train:1"]
-    + ["none:train:1", "docvqa:train:" + "9" * 5000, "docvqa:eval:999999", "docvqa:train:²"],
+    [
+        *("", "docvqa", "docvqa:train", "docvqa:train:x", "docvqa:train:-1", "docvqa:test:1", "docvqa:train:1:2"),
+        *(":train:1", "none:train:1", "docvqa:train:" + "9" * 5000, "docvqa:eval:999999", "docvqa:train:²"),
+    ],
 )
 def test_a_source_that_draws_no_page_is_an_input_error(source: str) -> None:
     with pytest.raises(InputError):
