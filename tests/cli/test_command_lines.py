@@ -98,7 +98,7 @@ WRITERS = {
     "collect": ["collect", "--tasks", "docvqa", "--limit", "1"],
     "report": ["report"],
     "bench": ["bench"],
-    "sweep": ["sweep"],
+    "sweep": ["sweep", "budget"],
     "worth-it": ["worth-it", "--images", "."],
     "audit": ["audit", "--matrix"],
     "run": ["run", PAGE],

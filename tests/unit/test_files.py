@@ -44,7 +44,7 @@ DAMAGED = {
 @pytest.mark.parametrize("brackets", ["[]", ("{a: ", "}"), ('{"a":', "}")])
 def test_what_is_nested_too_deeply_is_a_value_error(parse: Any, depth: int, brackets: Any) -> None:
     first, last = brackets
-    with pytest.raises(ValueError, match="nested|recursion|indentation|depth"):
+    with pytest.raises(ValueError, match="nested"):
         parse(first * depth + "1" + last * depth)
 
 
