@@ -291,14 +291,3 @@ def readable(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(map(readable, value))
     return str(value)
-
-
-def flat(card: Mapping[str, Any], prefix: str = "") -> Facts:
-    """A nested card as one level."""
-    facts: Facts = {}
-    for key, value in card.items():
-        if isinstance(value, Mapping):
-            facts |= flat(value, f"{prefix}{key} · ")
-        elif value is not None:
-            facts[prefix + str(key)] = value
-    return facts
