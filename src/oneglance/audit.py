@@ -263,35 +263,46 @@ def audit(
     for case in cases:
         truth = decode_plain(case.inputs, params)
         report.min_gap = min(report.min_gap, *truth.gaps)
-        for name in others:
+        for name, decode in others.items():
             if name in loops:
                 got, _ = loops[name].trace(case.inputs, params)
                 _check_features(report, case, name, loops[name], got)
             else:
-                got = others[name](target)(case.inputs, params)
+                got = decode(target)(case.inputs, params)
+            moved = _count(report, case, name, truth, got)
             at = first_difference(truth.token_ids, got.token_ids)
-            moved = perturbation(truth, got)
-            tallies = [report.hf] if name == "generate" else _tallies(report, case, name)
-            for tally in tallies:
-                tally.add(at is None)
-            if name != "generate":
-                report.num_tokens += len(truth.token_ids)
-                report.max_logit_perturbation = max(report.max_logit_perturbation, moved)
             if at is not None:
-                report.divergences.append(
-                    Divergence(
-                        case=case.id,
-                        task=case.task,
-                        arm=name,
-                        position=at,
-                        expected=truth.token_ids[at] if at < len(truth.token_ids) else None,
-                        got=got.token_ids[at] if at < len(got.token_ids) else None,
-                        gap=truth.gaps[at] if at < len(truth.gaps) else None,
-                        perturbation=moved,
-                        verdict=judge(target, others[name], case.inputs, params, at, truth, moved),
-                    )
-                )
+                verdict = judge(target, decode, case.inputs, params, at, truth, moved)
+                report.divergences.append(_divergence(case, name, at, truth, got, moved, verdict))
         yield report
+
+
+def _count(report: AuditReport, case: Case, name: str, truth: Reference, got: Reference) -> float:
+    """Tally one output; how far its rows are from the reference's."""
+    moved = perturbation(truth, got)
+    is_ours = name != "generate"
+    for tally in _tallies(report, case, name) if is_ours else [report.hf]:
+        tally.add(first_difference(truth.token_ids, got.token_ids) is None)
+    if is_ours:
+        report.num_tokens += len(truth.token_ids)
+        report.max_logit_perturbation = max(report.max_logit_perturbation, moved)
+    return moved
+
+
+def _divergence(
+    case: Case, arm: str, at: int, truth: Reference, got: Reference, moved: float, verdict: Literal["tie", "bug"]
+) -> Divergence:
+    return Divergence(
+        case=case.id,
+        task=case.task,
+        arm=arm,
+        position=at,
+        expected=truth.token_ids[at] if at < len(truth.token_ids) else None,
+        got=got.token_ids[at] if at < len(got.token_ids) else None,
+        gap=truth.gaps[at] if at < len(truth.gaps) else None,
+        perturbation=moved,
+        verdict=verdict,
+    )
 
 
 # A way of decoding: bound to a target, again where a divergence is judged

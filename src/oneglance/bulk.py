@@ -21,7 +21,7 @@ from PIL import Image
 from oneglance.acceptance import Acceptance
 from oneglance.core import Generation, InputError, SamplingParams
 from oneglance.decoder import Decoder
-from oneglance.files import write_atomically
+from oneglance.files import parse_json, read_object, write_atomically
 from oneglance.images import load_image
 from oneglance.pdf import is_pdf, num_pages, render_page
 from oneglance.train.prompts import Prompt, prompt_of_line
@@ -230,10 +230,9 @@ class Job:
     def _check_settings(self) -> None:
         if not self.out.exists() or not self.out.stat().st_size:
             return
-        try:
-            old = json.loads(self._settings_file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise InputError(f"{self.out} is not from this command; choose another --out") from error
+        if not self._settings_file.is_file():
+            raise InputError(f"{self.out} is not from this command; choose another --out")
+        old = read_object(self._settings_file, "choose another --out")
         changed = sorted(key for key in self.settings.keys() | old.keys() if self.settings.get(key) != old.get(key))
         if changed:
             key = changed[0]
@@ -257,8 +256,11 @@ class Job:
         whole = data[: data.rfind(b"\n") + 1]
         if len(whole) < len(data):
             os.truncate(self.out, len(whole))
-        rows = [json.loads(line) for line in whole.decode("utf-8").split("\n") if line]
-        return {(row["id"], row["prompt"]) for row in rows}
+        try:
+            rows = [parse_json(line) for line in whole.decode("utf-8").split("\n") if line]
+            return {(str(row["id"]), str(row["prompt"])) for row in rows}
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{self.out} is damaged ({error}); choose another --out") from error
 
 
 def settings_of(decoder: Decoder, params: SamplingParams, **others: Any) -> dict[str, Any]:
@@ -270,7 +272,7 @@ def settings_of(decoder: Decoder, params: SamplingParams, **others: Any) -> dict
         "target": decoder.target.name,
         "target_sha256": hashlib.sha256(identity.encode()).hexdigest(),
         "dtype": str(decoder.target.dtype),
-        "sampling": json.loads(json.dumps(sampling, default=str)),
+        "sampling": parse_json(json.dumps(sampling, default=str)),
         **others,
     }
 

@@ -10,7 +10,6 @@ difference, measured the same way; where it is not 0, a margin under twice as mu
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from oneglance.accept import Greedy
 from oneglance.core import EMPTY_TREE, Drafter, InputError, SamplingParams, TokenTree, Verdict
+from oneglance.files import parse_json
 from oneglance.reference import plain_rows
 from oneglance.stream import Run
 from oneglance.targets.base import Target
@@ -109,9 +109,9 @@ def delta_of(path: Path, target: Target) -> float:
         InputError: no calibration, or one of another target, dtype, attention or device.
     """
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
+        stored = parse_json(path.read_text(encoding="utf-8"))
         delta, measured = float(stored["delta"]), dict(stored["settings"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise InputError(f"{path} is no calibration; oneglance calibrate-gate writes one") from error
     for name, value in settings_of(target).items():
         if measured.get(name) != value:

@@ -6,23 +6,30 @@ Exit codes: 0 done, 1 the check failed, 2 bad input (one line on stderr that nam
 from __future__ import annotations
 
 import contextlib
-import functools
+import errno
 import inspect
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Annotated, Any, NamedTuple, TextIO
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from oneglance import __version__
 from oneglance.core import InputError, OneglanceWarning
 
 INTERRUPTED = 128 + 2  # as a shell reports SIGINT
+USAGE = 2  # bad input
 BROKEN_PIPE = 128 + 13  # as a shell reports SIGPIPE
+UNUSABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.ENOTDIR, errno.EISDIR, errno.EEXIST} | {
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+}
+# of typer's own copy of click, or of click itself where typer has none
+CLICK_ERROR: Any = next(own for own in typer.BadParameter.__mro__ if own.__name__ == "ClickException")
 QUIET = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_VERBOSITY": "error",
@@ -93,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ.setdefault(name, value)
     with _notes():
         try:
-            typer.main.get_command(_application())(args=argv, prog_name="oneglance")
+            code = _run(sys.argv[1:] if argv is None else argv)
         except SystemExit as stop:
             code = stop.code if isinstance(stop.code, int) else 1
     try:
@@ -102,6 +109,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         _drop_output()
         return BROKEN_PIPE
     return code
+
+
+def _run(argv: Sequence[str]) -> int:
+    """A command line's exit code; what it says wrong is one line."""
+    odd = next((word for word in argv if any("\ud800" <= c <= "\udfff" for c in word)), None)
+    if odd is not None:
+        say("error", f"the argument {odd!a} is not UTF-8 text; write it in UTF-8, rename the file, or fix the locale")
+        return USAGE
+    try:
+        code = typer.main.get_command(_application())(args=list(argv), prog_name="oneglance", standalone_mode=False)
+    except CLICK_ERROR as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()
+        else:
+            context = getattr(error, "ctx", None)
+            command = context.command_path if context else "oneglance"
+            say("error", f"{error.format_message().strip().rstrip('.')}; {command} --help lists what there is")
+        return USAGE
+    except typer.Abort:
+        return INTERRUPTED
+    return code if isinstance(code, int) else 0
 
 
 def say(kind: str, message: object) -> None:
@@ -169,27 +197,33 @@ def _command(name: str) -> Any:
         name,
         help="\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs),
         context_settings={"help_option_names": ["-h", "--help"]},
-    )(_guarded(run))
+        cls=Guarded,
+    )(run)
     return typer.main.get_command(app)
 
 
-def _guarded(function: Callable[..., None]) -> Callable[..., None]:
-    """``function``, whose failures become exit codes."""
+class Guarded(TyperCommand):
+    """A command whose line is checked before it runs, and whose failures become exit codes."""
 
-    @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> None:
+    def invoke(self, ctx: Any) -> Any:
+        from oneglance.commands.checks import check_line
+
         try:
-            function(*args, **kwargs)
+            check_line(ctx)
+            return super().invoke(ctx)
         except InputError as error:
             say("error", error)
-            raise typer.Exit(2) from error
+            raise typer.Exit(USAGE) from error
         except KeyboardInterrupt as interrupt:
             raise typer.Exit(INTERRUPTED) from interrupt
         except BrokenPipeError as closed:
             _drop_output()
             raise typer.Exit(BROKEN_PIPE) from closed
-
-    return run
+        except OSError as error:
+            if error.filename is None or error.errno not in UNUSABLE:
+                raise
+            say("error", f"cannot use {os.fspath(error.filename)} ({error.strerror}); choose another place")
+            raise typer.Exit(USAGE) from error
 
 
 def _drop_output() -> None:

@@ -23,9 +23,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from scipy.optimize import nnls
 
 from oneglance.core import InputError
+from oneglance.files import parse_json
 
 SCHEMA_VERSION = 1
 MAX_NODES = 127  # of a tree whose width is chosen: further nodes have paid on no curve that was measured
+MAX_SIZE = 2**31  # of a context or a pass
+LEAST_MS, MOST_MS = 1e-6, 1e9  # what a pass can take: a nanosecond to eleven days
 FOLDER = "ONEGLANCE_CACHE"
 
 Objective = Callable[[float, float], float]
@@ -62,9 +65,9 @@ class Point(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    context: int = Field(ge=0)
-    rows: int = Field(ge=1)
-    ms: float = Field(gt=0)
+    context: int = Field(ge=0, le=MAX_SIZE)
+    rows: int = Field(ge=1, le=MAX_SIZE)
+    ms: float = Field(ge=LEAST_MS, le=MOST_MS)
 
 
 class Costs(BaseModel):
@@ -84,8 +87,8 @@ class Costs(BaseModel):
 
     schema_version: int = SCHEMA_VERSION
     provenance: dict[str, str | int | None] = Field(default_factory=dict)
-    draft_ms: float = Field(ge=0)
-    ingest_ms: float = Field(ge=0)
+    draft_ms: float = Field(ge=0, le=MOST_MS)
+    ingest_ms: float = Field(ge=0, le=MOST_MS)
     verify: tuple[Point, ...]
 
     def model_post_init(self, context: Any, /) -> None:
@@ -208,13 +211,13 @@ def load_costs(path: Path) -> tuple[Costs, dict[str, Any]]:
         InputError: the file cannot be read, or holds no costs of this schema.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
         learned = content.pop("learned", {})
         costs = Costs(**content)
         if costs.schema_version != SCHEMA_VERSION:
             raise ValueError(f"schema {costs.schema_version}")
         return costs, dict(learned)
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
         raise InputError(f"{path} holds no measured costs that can be used; --budget auto writes such files") from error
 
 

@@ -10,6 +10,72 @@ from typing import Any, BinaryIO
 
 from oneglance.errors import InputError
 
+MAX_DEPTH = 100
+TOO_DEEP = f"it is nested more than {MAX_DEPTH} deep"
+
+
+def parse_json(text: str | bytes) -> Any:
+    """JSON that a stranger may have written. The one place where JSON is read.
+
+    Raises:
+        ValueError: it is none, or nested more than ``MAX_DEPTH`` deep, which no code of ours would survive.
+    """
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
+    own = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+    if own.count(b"[") + own.count(b"{") > MAX_DEPTH:  # else it cannot be so deep, and a walk would cost
+        _check_depth(value)
+    return value
+
+
+def parse_yaml(text: str) -> Any:
+    """YAML that a stranger may have written. The one place where YAML is read.
+
+    Raises:
+        ValueError: as ``parse_json``; in one line.
+    """
+    import yaml
+
+    try:
+        value = yaml.safe_load(text)
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
+    except (yaml.YAMLError, LookupError, TypeError, AttributeError) as error:  # some tags fail as Python does
+        raise ValueError(" ".join(str(error).split())) from error
+    _check_depth(value)
+    return value
+
+
+def read_object(path: Path, fix: str) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Args:
+        path: of the file.
+        fix: what to do where it cannot be read, for the message.
+
+    Raises:
+        InputError: it cannot be read, or holds something else.
+    """
+    try:
+        value = parse_json(path.read_text(encoding="utf-8"))
+        if not isinstance(value, dict):
+            raise ValueError("it is no JSON object")
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {path} ({getattr(error, 'strerror', None) or error}); {fix}") from error
+    return value
+
+
+def _check_depth(value: Any) -> None:
+    level = {0: value} if isinstance(value, dict | list) else {}
+    for _ in range(MAX_DEPTH + 1):
+        if not level:
+            return
+        parts = (part.values() if isinstance(part, dict) else part for part in level.values())
+        level = {id(own): own for part in parts for own in part if isinstance(own, dict | list)}  # an alias once
+    raise ValueError(TOO_DEEP)
+
 
 def write_atomically(path: Path, text: str) -> None:
     """Replace a file's text as a whole.
@@ -47,10 +113,22 @@ def append_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The complete JSON lines of a file, which may not exist."""
+    """The complete JSON lines of a file, which may not exist.
+
+    Raises:
+        InputError: it cannot be read, or a line is no JSON object.
+    """
     if not path.is_file():
         return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+    rows = []
+    try:
+        for number, line in enumerate(path.read_text(encoding="utf-8").split("\n")[:-1], start=1):
+            rows.append(parse_json(line))
+            if not isinstance(rows[-1], dict):
+                raise ValueError(f"line {number} is no JSON object")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} is damaged ({error}); remove it, or choose another --out") from error
+    return rows
 
 
 def _drop_torn_line(file: BinaryIO) -> None:

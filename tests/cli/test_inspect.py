@@ -43,8 +43,9 @@ def test_head_alone(run: Run) -> None:
 def test_text_for_people(run: Run) -> None:
     result = run("inspect", HEAD)
     assert result.code == 0
-    for words in ("kept layers", "mask token id", "feature point", "training · step", "Name a target as well"):
+    for words in ("kept layers", "mask token id", "feature point", "rescorer", "card is in --json"):
         assert words in result.out
+    assert result.out.startswith("Name a target as well")  # the verdict comes first
     assert "\x1b" not in result.out
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from oneglance.core import InputError
-from oneglance.files import append_lines, read_lines, write_atomically
+from oneglance.files import append_lines, parse_json, read_lines, read_object, write_atomically
 
 SETTINGS = ".run.json"
+OTHER = "choose another --out"
 
 
 class Journal:
@@ -29,12 +30,12 @@ class Journal:
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
         self.path = path
         beside = path.with_name(path.name + SETTINGS)
-        wanted = json.loads(json.dumps(settings))
+        wanted = parse_json(json.dumps(settings))
         try:
             self.lines = read_lines(path)
-            stored = json.loads(beside.read_text(encoding="utf-8"))["settings"] if beside.is_file() else None
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"cannot go on with {path}: {error}; choose another --out") from error
+            stored = read_object(beside, OTHER).get("settings") if beside.is_file() else None
+        except OSError as error:
+            raise InputError(f"cannot go on with {path}: {error.strerror}; {OTHER}") from error
         if (path.is_file() or beside.is_file()) and stored != wanted:
             raise InputError(
                 f"{path} was made with other settings ({_difference(stored, wanted)}); choose another --out"
@@ -57,7 +58,10 @@ class Journal:
 
     def take_back_last(self) -> set[tuple[str, str]]:
         """Task and prompt of what the lines hold whole. The last prompt may be torn: its lines go, to be made again."""
-        names = [(line["task"], line["prompt"]) for line in self.lines]
+        try:
+            names = [(str(line["task"]), str(line["prompt"])) for line in self.lines]
+        except KeyError as error:
+            raise InputError(f"{self.path} is damaged: a line has no {error}; {OTHER}") from error
         if names:
             self.keep([line for line, name in zip(self.lines, names, strict=True) if name != names[-1]])
         return {name for name in names if name != names[-1]}

@@ -7,7 +7,6 @@ own speedups, across machines.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 from oneglance.bench.metrics import Row, summarise
 from oneglance.bench.record import Record, record_of
 from oneglance.core import InputError
+from oneglance.files import parse_json
 from oneglance.stats.bootstrap import Interval, resample_ratio
 
 MACHINE = ("engine", "cpu", "gpu", "threads", "dtype", "attention")
@@ -82,13 +82,13 @@ def read(path: Path) -> Result:
         InputError: it cannot be read, or is none.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(path.read_text(encoding="utf-8"))
         records, manifest = data["records"], data["manifest"]
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read the result {path}: {error}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} is no result; oneglance bench --out writes one") from error
-    if not records or not isinstance(manifest, dict):
+    if not isinstance(records, list) or not records or not isinstance(manifest, dict):
         raise InputError(f"{path} holds no records; oneglance bench --out writes them")
     return Result(path, manifest, tuple(record_of(record) for record in records))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
 from oneglance.core import InputError
 
 
@@ -32,6 +34,8 @@ class Record:
         drafts, drafted: an outside system's own count of rounds and of accepted draft tokens, 0 where it has none.
         failure: why there is no answer.
     """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     system: str
     task: str
@@ -93,14 +97,18 @@ class Record:
         return asdict(self)
 
 
-def record_of(data: dict[str, Any]) -> Record:
+_RECORD = TypeAdapter(Record)
+
+
+def record_of(data: object) -> Record:
     """A record from its JSON object.
 
     Raises:
         InputError: it is none.
     """
     try:
-        columns: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in data.items()}
-        return Record(**columns)
-    except TypeError as error:
-        raise InputError(f"not a record of this version of oneglance bench: {error}") from error
+        return _RECORD.validate_python(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise InputError(f"not a record of this version of oneglance bench ({what}); measure anew") from error

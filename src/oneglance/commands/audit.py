@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from oneglance.commands import opening, options, terminal
-from oneglance.core import AnyBudget, InputError
+from oneglance.core import AnyBudget, InputError, OneglanceWarning
 
 if TYPE_CHECKING:
     from oneglance.audit import AuditReport, Case
@@ -118,6 +119,9 @@ def audit(
     for size in sizes:
         opening.check_tree(size, branch_k)
     names = choose_tasks(tasks)
+    if prompts < len(names):
+        covered, left = ", ".join(names[:prompts]), ", ".join(names[prompts:])
+        warnings.warn(f"--prompts {prompts} covers {covered} only, not {left}", OneglanceWarning, stacklevel=2)
     policies = {name: policy(name) for name in tree or ["best_first"]}
     bind = prepare(drafter, opening.head_name(target, head, drafter))
     numbers = [size for size in sizes if size != "auto"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,6 +138,8 @@ def show(
         lanes = run_race(console, duel, expected_ms=warm_up[0].decode_ms, is_live=is_live)
         console.print(side_by_side(lanes))
         console.print(Text("one colour a round; underlined: the token that the target added itself", style="dim"))
+    if not is_live:
+        print(f"timing {num_pairs} pairs of {warm_up[0].num_tokens} tokens each …", file=sys.stderr, flush=True)
     with Live(console=console, auto_refresh=False, transient=True) if is_live else nullcontext() as live:
 
         def on_pair(index: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -13,7 +14,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from oneglance.commands import options, terminal
-from oneglance.commands.demo import CHART, PAGE
+from oneglance.commands.demo import CHART, PAGE, short
 from oneglance.commands.opening import open_decoder, read_images, sampling, set_threads
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ def diagnose(checks: list[Check], decoder: Decoder, trials: list[Trial], *, head
         return Diagnosis(True, verdict, f"oneglance demo --budget 15 --dtype float32{names}", causes)
     pace = f"{speedup:.1f} times plain decoding's speed, " if speedup else ""
     verdict = f"It works: {pace}τ {tau:.2f}{', same tokens' if is_exact else ''}.{words}"
-    return Diagnosis(True, verdict, f'oneglance generate --image page.png "{PROMPTS[0][0]}"{names}')
+    return Diagnosis(True, verdict, f'oneglance generate --image {quote(short(str(PAGE)))} "{PROMPTS[0][0]}"{names}')
 
 
 def likely_causes(decoder: Decoder, trials: list[Trial], head: str) -> list[str]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-import json as json_format
+import contextlib
+import socket
+import threading
+import urllib.parse
+import urllib.request
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +19,7 @@ from rich.text import Text
 
 from oneglance.commands import options, terminal
 from oneglance.core import HeadError, InputError, OneglanceWarning
+from oneglance.files import parse_json
 
 if TYPE_CHECKING:
     from oneglance.drafters.checkpoint import HeadCheckpoint
@@ -107,7 +112,7 @@ def read_config(name: str) -> Mapping[str, Any]:
     else:
         path = download_config(name)
     try:
-        config = json_format.loads(path.read_text(encoding="utf-8"))
+        config = parse_json(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         raise InputError(f"{path} is not valid JSON: {error}; download it again") from error
     if not isinstance(config, dict):
@@ -121,14 +126,35 @@ def download_config(name: str) -> Path:
     Raises:
         InputError: it cannot be had.
     """
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import constants, hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
+        with contextlib.suppress(LocalEntryNotFoundError):
+            return Path(hf_hub_download(name, "config.json", local_files_only=True))
+        if not constants.HF_HUB_OFFLINE and not is_reachable(constants.ENDPOINT):
+            raise LocalEntryNotFoundError(f"{constants.ENDPOINT} does not answer")
         return Path(hf_hub_download(name, "config.json"))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise InputError(f"{name} is no folder here and cannot be downloaded ({reason}); check the name") from error
+
+
+def is_reachable(address: str, *, within_s: float = 2.0) -> bool:
+    """Whether a server takes connections; taken for granted behind a proxy. Else a download would retry for long."""
+    if urllib.request.getproxies():
+        return True
+    parts, answered = urllib.parse.urlsplit(address), threading.Event()
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+
+    def connect() -> None:
+        with contextlib.suppress(OSError), socket.create_connection((parts.hostname or "", port), timeout=within_s):
+            answered.set()
+
+    trial = threading.Thread(target=connect, daemon=True)  # looking a name up knows no timeout
+    trial.start()
+    trial.join(within_s)
+    return answered.is_set()
 
 
 def target_facts(target: Target) -> Facts:
@@ -191,8 +217,21 @@ def head_facts(head: HeadCheckpoint) -> Facts:
         "sliding_windows": {str(layer): window for layer, window in windows.items() if window is not None},
         "stored_dtype": ", ".join(sorted({str(t.dtype).removeprefix("torch.") for t in head.tensors.values()})),
         "tensors": len(head.tensors),
+        "rescorer": rescorer_facts(head),
         "card": head.card,
     }
+
+
+def rescorer_facts(head: HeadCheckpoint) -> str:
+    """The rescorer beside a head, in words."""
+    from oneglance.drafters.checkpoint import read_config as folder_of
+    from oneglance.drafters.rescorer import find_rescorer
+
+    try:
+        found = find_rescorer("auto", folder_of(head.name)[0])
+    except HeadError as error:
+        return str(error)
+    return f"{found.config.kind}, rank {found.config.rank}" if found else "none"
 
 
 def compatibility(head: HeadCheckpoint, target: Target) -> Facts:
@@ -213,14 +252,6 @@ def compatibility(head: HeadCheckpoint, target: Target) -> Facts:
 
 def show(console: Console, report: Mapping[str, Any]) -> None:
     """The report as text."""
-    for kind in ("target", "head"):
-        facts = report[kind]
-        if facts:
-            facts = {key: value for key, value in facts.items() if value not in (None, {}, [])}
-            card = facts.pop("card", {})
-            console.print(section(kind, facts))
-            if card:
-                console.print(section("what the head says of its training", flat(card)))
     fit = report["compatibility"]
     if fit and fit["fits"]:
         console.print(Text("The head fits this target.", "bold green"))
@@ -231,6 +262,13 @@ def show(console: Console, report: Mapping[str, Any]) -> None:
     else:
         other = "head" if report["target"] else "target"
         console.print(Text(f"Name a {other} as well to see whether the two fit.", style="dim"))
+    for kind in ("target", "head"):
+        if report[kind]:
+            facts = {key: value for key, value in report[kind].items() if value not in (None, {}, [])}
+            if facts.pop("card", None):
+                facts["training"] = "its card is in --json"
+            console.print()
+            console.print(section(kind, facts))
 
 
 def section(title: str, facts: Facts) -> Table:
@@ -253,14 +291,3 @@ def readable(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(map(readable, value))
     return str(value)
-
-
-def flat(card: Mapping[str, Any], prefix: str = "") -> Facts:
-    """A nested card as one level."""
-    facts: Facts = {}
-    for key, value in card.items():
-        if isinstance(value, Mapping):
-            facts |= flat(value, f"{prefix}{key} · ")
-        elif value is not None:
-            facts[prefix + str(key)] = value
-    return facts

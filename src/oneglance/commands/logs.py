@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +10,7 @@ import typer
 
 from oneglance.commands import opening, options
 from oneglance.core import InputError
+from oneglance.files import parse_json
 
 if TYPE_CHECKING:
     from oneglance.stats.law import Method
@@ -136,7 +136,7 @@ def settings(log: Path) -> dict[str, Any]:
 
     beside = log.with_name(log.name + SETTINGS)
     try:
-        found: dict[str, Any] = json.loads(beside.read_text(encoding="utf-8"))["settings"]
+        found: dict[str, Any] = parse_json(beside.read_text(encoding="utf-8"))["settings"]
     except (OSError, ValueError, KeyError, TypeError):
         return {}
-    return found
+    return found if isinstance(found, dict) else {}

@@ -125,7 +125,7 @@ def measure(
             "warmup": bench.warmup,
         }
         journal = Journal(partial(out), whole)
-        records = [record_of(record) for line in journal.lines for record in line["records"]]
+        records = [record_of(record) for line in journal.lines for record in _records(line, partial(out))]
         journal.describe(manifest(**settings), whole)
     done = list(dict.fromkeys((r.task, r.prompt) for r in records))
     with terminal.bar(show=show) as progress:
@@ -136,6 +136,13 @@ def measure(
                 journal.append([{"records": [record.as_dict() for record in made]}])
             progress.update(bar, advance=1, description=made[0].task)
     return records
+
+
+def _records(line: Mapping[str, Any], path: Path) -> list[Any]:
+    found = line.get("records")
+    if not isinstance(found, list):
+        raise InputError(f"{path} is damaged: a line has no records; remove it, or choose another --out")
+    return found
 
 
 def finish(out: Path | None, result: Mapping[str, Any], records: Sequence[Record]) -> None:

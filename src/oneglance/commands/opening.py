@@ -141,6 +141,7 @@ def write_text(path: Path, text: str) -> None:
         InputError: it cannot be written.
     """
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as jsonlib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +11,7 @@ from oneglance.commands import opening, options, terminal
 from oneglance.commands.audit import choose_tasks
 from oneglance.commands.tail import Resamples
 from oneglance.core import InputError
+from oneglance.files import parse_json
 
 Results = Annotated[
     list[Path] | None, typer.Argument(metavar="[RESULT]...", help="What bench, sweep or worth-it wrote with --out.")
@@ -144,7 +144,7 @@ def _strips(tasks: list[str], max_new_tokens: int, *, target: str, head: str | N
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        data: dict[str, Any] = jsonlib.loads(path.read_text(encoding="utf-8"))
+        data: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
         if data["rows"] and all({"task", "system"} <= row.keys() for row in data["rows"]):
             return data
     except (OSError, UnicodeDecodeError) as error:

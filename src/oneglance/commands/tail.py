@@ -62,7 +62,10 @@ def _show(console: Console, found: dict[str, Any], left_out: dict[str, str]) -> 
             f"{t.ratio.statistic:.1f}: {t.ratio.p_chi2:.2g}, {t.ratio.p_bootstrap:.2g}",
             f"{t.pi_star:.2f}",
         )
-    console.print(table)
+    if found:
+        console.print(table)
+    else:
+        console.print("No task has rounds enough for the test; log more prompts: oneglance rounds --limit N")
     for name, t in found.items():
         says = "lies above" if t.exceeds_cap else "does not lie above"
         console.print(f"{name}: the floor's interval {says} e^b0")

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from oneglance.core import HeadError, OneglanceWarning
 from oneglance.drafters.head import BlockHead, DraftConfig, HeadConfig
-from oneglance.files import write_atomically
+from oneglance.files import parse_json, write_atomically
 
 if TYPE_CHECKING:
     from oneglance.targets.base import Target
@@ -212,8 +212,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise HeadError(f"{folder} has no config.json; it is not a head checkpoint")
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raw = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise HeadError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(raw, dict):
         raise HeadError(f"{path} must hold a JSON object")
@@ -240,7 +240,7 @@ def _shards(folder: Path) -> list[str]:
     if not index.is_file():
         return ["model.safetensors"]
     try:
-        return sorted({str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
+        return sorted({str(name) for name in parse_json(index.read_text(encoding="utf-8"))["weight_map"].values()})
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise HeadError(f"{index} is damaged; download it again") from error
 

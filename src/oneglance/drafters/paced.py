@@ -186,7 +186,7 @@ def _paced(drafter: MarginalDrafter, target: Target, *, keeps: bool) -> Paced:
         if found is not None:
             costs, learned = found
             return Paced(drafter, Controller.resume(costs, learned if keeps else {}), path if keeps else None)
-    except (InputError, ValueError, TypeError) as error:
+    except (InputError, ValueError, TypeError, ArithmeticError) as error:
         _warn(f"{error}; measuring anew")
     controller = Controller(measure(target, drafter))
     try:

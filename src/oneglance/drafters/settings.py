@@ -36,6 +36,8 @@ def split(name: str) -> tuple[str, dict[str, str]]:
         key, equals, value = pair.partition("=")
         if not equals or not key:
             raise InputError(f"drafter {name!r}: settings look like {bare}:name=value, got {pair!r}")
+        if key in settings:
+            raise InputError(f"drafter {name!r}: {key} is given twice; leave one out")
         settings[key] = value
     return bare, settings
 

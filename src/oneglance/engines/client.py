@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import re
 import time
 import urllib.error
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from oneglance.core import InputError
+from oneglance.files import parse_json
 from oneglance.train.servers import CHAT, Refused, Server, ServerDown, as_messages, given_ids, reason
 
 METRICS = "/metrics"
@@ -192,7 +192,7 @@ def _events(reply: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
         data = data.removeprefix("data:").strip()
         if data == "[DONE]":
             return
-        parsed = json.loads(data)
+        parsed = parse_json(data)
         if parsed.get("error"):
             raise ValueError(str(parsed["error"]))
         yield parsed

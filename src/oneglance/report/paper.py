@@ -8,9 +8,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-import yaml
-
 from oneglance.core import InputError
+from oneglance.files import parse_yaml
 
 DASH = "—"
 KEYS = ("revision", "system", "quantity")
@@ -78,7 +77,7 @@ class Line:
 @cache
 def items() -> dict[str, Item]:
     """Every table and figure of the paper."""
-    data = yaml.safe_load((resources.files("oneglance.report") / "paper.yaml").read_text(encoding="utf-8"))
+    data = parse_yaml((resources.files("oneglance.report") / "paper.yaml").read_text(encoding="utf-8"))
     return {name: _item(name, entry, data["revisions"]) for name, entry in data["items"].items()}
 
 

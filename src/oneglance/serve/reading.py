@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from oneglance.core import ImageError, InputError, SamplingParams
+from oneglance.files import parse_json
 from oneglance.images import MAX_BYTES, load_image
 from oneglance.serve import schema
 from oneglance.serve.settings import ServeSettings
@@ -253,8 +253,8 @@ def _message(message: schema.Message, settings: ServeSettings) -> dict[str, Any]
 
 def _past_call(call: schema.ToolCall) -> dict[str, Any]:
     try:
-        arguments = json.loads(call.function.arguments or "{}")
-    except (ValueError, RecursionError) as error:
+        arguments = parse_json(call.function.arguments or "{}")
+    except ValueError as error:
         raise InputError(f"the arguments of tool call {call.id!r} are no JSON") from error
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from oneglance.core import DEFAULT_BUDGET, InputError
+from oneglance.files import parse_yaml
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -82,8 +82,8 @@ def read_settings(path: Path | None, options: dict[str, object]) -> ServeSetting
     given: dict[str, object] = {}
     if path is not None:
         try:
-            loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            loaded = parse_yaml(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
             raise InputError(f"cannot read the settings in {path}: {' '.join(str(error).split())}") from error
         if not isinstance(loaded, dict | None):
             raise InputError(f"{path} must hold settings, one a line, such as 'port: 8001'")

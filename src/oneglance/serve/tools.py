@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from oneglance.files import parse_json
+
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*')
 Place = Literal["text", "head", "arguments", "tail"]
@@ -156,9 +158,9 @@ class TaggedCalls:
     def _other_order(self, body: str) -> list[Delta]:
         """A call whose keys come in another order than is streamed."""
         try:
-            call = json.loads(body)
+            call = parse_json(body)
             name, arguments = call["name"], call.get("arguments", call.get("parameters", {}))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except (ValueError, TypeError, KeyError, AttributeError):
             return []
         if not isinstance(name, str):
             return []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,6 +11,7 @@ import torch
 import transformers
 
 from oneglance.core import InputError, SamplingParams
+from oneglance.files import parse_json
 from oneglance.targets.base import Target
 
 _TOKENIZERS: WeakKeyDictionary[Target, Any] = WeakKeyDictionary()  # built once a target: it takes a second
@@ -96,7 +96,7 @@ def grammar_mask(target: Target, params: SamplingParams, prompt_length: int) -> 
 
 def _schema(given: Mapping[str, Any] | str | None) -> dict[str, Any]:
     try:
-        schema = json.loads(given) if isinstance(given, str) else given
+        schema = parse_json(given) if isinstance(given, str) else given
     except ValueError as error:
         raise InputError(f"json_schema is no JSON: {error}") from error
     if not isinstance(schema, Mapping):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import contextlib
+import os
+from collections.abc import Collection, Iterator
 from pickle import UnpicklingError
 from typing import Any
 
+import huggingface_hub.utils
 import torch
 import transformers
 from safetensors import SafetensorError
@@ -31,9 +34,10 @@ def load_model(auto_class: str, folder: str, config: Any, **options: Any) -> Pre
         BaseException: one of ``FAILURES``.
     """
     loader = getattr(transformers, auto_class)
-    model, info = loader.from_pretrained(
-        folder, config=config, ignore_mismatched_sizes=True, output_loading_info=True, **options
-    )
+    with _without_bars():
+        model, info = loader.from_pretrained(
+            folder, config=config, ignore_mismatched_sizes=True, output_loading_info=True, **options
+        )
     shapes = sorted(f"{key} ({list(found)}, not {list(wanted)})" for key, found, wanted in info["mismatched_keys"])
     for what, keys in (("lacks", sorted(info["missing_keys"])), ("has another shape of", shapes)):
         if keys:
@@ -43,6 +47,25 @@ def load_model(auto_class: str, folder: str, config: Any, **options: Any) -> Pre
             )
     loaded: PreTrainedModel = model
     return loaded
+
+
+@contextlib.contextmanager
+def _without_bars() -> Iterator[None]:
+    """No bars of transformers, unless $HF_HUB_DISABLE_PROGRESS_BARS is 0; afterwards they are as they were."""
+    from transformers.utils import logging
+
+    is_on = logging.is_progress_bar_enabled()
+    if not is_on or os.environ.get("HF_HUB_DISABLE_PROGRESS_BARS") == "0":
+        yield
+        return
+    bars = huggingface_hub.utils.are_progress_bars_disabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()
+        if bars:
+            huggingface_hub.utils.disable_progress_bars()
 
 
 def reason(error: BaseException) -> str:

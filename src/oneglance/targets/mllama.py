@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from oneglance.core import HeadError
+from oneglance.core import HeadError, InputError
 from oneglance.targets.base import Target
 from oneglance.targets.state import Inputs, TargetState
 
@@ -54,7 +54,14 @@ class Mllama(Target):
 
     def count_images(self, tensors: Mapping[str, Tensor]) -> int:
         pixels = tensors.get("pixel_values")
-        return 0 if pixels is None else int(pixels.shape[1])
+        if pixels is None:
+            return 0
+        if pixels.ndim != 6 or pixels.shape[0] != 1 or not pixels.is_floating_point():
+            raise InputError(
+                "pixel_values must be (1, images, tiles, channels, height, width) floating point, got "
+                f"{tuple(pixels.shape)} {pixels.dtype}; process the images again"
+            )
+        return int(pixels.shape[1])
 
     def feature_points(self, layer_ids: Sequence[int]) -> list[tuple[nn.Module, str]]:
         """The output of each kept layer: a cross-attention layer that follows is skipped for text-only prompts, so a

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +38,10 @@ class Qwen3VL(Target):
 
     def count_images(self, tensors: Mapping[str, Tensor]) -> int:
         grid = tensors.get("image_grid_thw")
-        return 0 if grid is None else len(grid)
+        if grid is None:
+            return 0
+        check_patches(tensors["pixel_values"], grid, self.model.config.vision_config)
+        return len(grid)
 
     def extend(self, inputs: Inputs, token_ids: Sequence[int]) -> Inputs:
         longer = super().extend(inputs, token_ids)
@@ -79,6 +82,34 @@ class Qwen3VL(Target):
             raise InputError(
                 f"the prompt holds {num_rows} image rows but its images make {expected}; encode both together"
             )
+
+
+def check_patches(pixels: Tensor, grid: Tensor, vision: Any) -> None:
+    """Refuse what the vision encoder would fail at in its depths.
+
+    Args:
+        pixels: (P, C) patches of all images.
+        grid: (I, 3) patches in time, height and width.
+        vision: its config.
+
+    Raises:
+        InputError: naming the tensor, what it has and what it should have.
+    """
+    merge, again = vision.spatial_merge_size, "process the images again"
+    if grid.ndim != 2 or grid.shape[1] != 3 or grid.is_floating_point() or grid.is_complex():
+        raise InputError(
+            f"image_grid_thw must be (images, 3) whole numbers, got {tuple(grid.shape)} {grid.dtype}; {again}"
+        )
+    if len(grid) == 0 or int(grid.min()) < 1 or bool((grid[:, 1:] % merge).any()):
+        raise InputError(
+            f"image_grid_thw must hold positive numbers, height and width multiples of {merge}, got {grid.tolist()}; "
+            f"{again}"
+        )
+    if not pixels.is_floating_point():
+        raise InputError(f"pixel_values must be floating point, got {pixels.dtype}; {again}")
+    wanted = (int(grid.prod(-1).sum()), vision.in_channels * vision.temporal_patch_size * vision.patch_size**2)
+    if tuple(pixels.shape) != wanted:
+        raise InputError(f"image_grid_thw asks for pixel_values of shape {wanted}, got {tuple(pixels.shape)}; {again}")
 
 
 class Qwen25VL(Qwen3VL):

@@ -9,9 +9,8 @@ from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from oneglance.core import InputError
+from oneglance.files import parse_yaml
 from oneglance.tasks.layouts import LAYOUTS, LETTERS, Item
 from oneglance.tasks.scores import SCORES
 
@@ -105,7 +104,7 @@ def load_task(name: str) -> OfficialTask:
     if name not in names():
         raise InputError(f"no official task {name!r}; there are {', '.join(names())}")
     file = resources.files("oneglance.tasks") / "official" / f"{name}.yaml"
-    data: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    data: dict[str, Any] = parse_yaml(file.read_text(encoding="utf-8"))
     hub = data.pop("hub", None)
     return OfficialTask(name=name, hub=None if hub is None else HubSource(**hub), **data)
 

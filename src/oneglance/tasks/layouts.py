@@ -6,7 +6,6 @@ are asked for.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +15,7 @@ from typing import Any, Final
 from PIL import Image
 
 from oneglance.core import InputError
+from oneglance.files import parse_json
 
 LETTERS: Final = "ABCDEFGHIJ"
 
@@ -107,10 +107,19 @@ def scienceqa(folder: Path, split: str) -> Iterator[Item]:
 def text(folder: Path, split: str) -> Iterator[Item]:
     """Text prompts: ``<split>.jsonl``, an object a line with ``prompt`` or ``turns``, and maybe ``answer``."""
     path = _first(folder, f"{split}.jsonl", f"{folder.name}.jsonl")
-    for index, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path}: {error}") from error
+    for index, line in enumerate(lines):
         if not line.strip():
             continue
-        row = json.loads(line)
+        try:
+            row = parse_json(line)
+        except ValueError as error:
+            raise InputError(f"{path}, line {index + 1} is no JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise InputError(f"{path}, line {index + 1} is no JSON object")
         prompt = row.get("prompt") or (row.get("turns") or [None])[0]
         if not isinstance(prompt, str):
             raise InputError(f"{path}, line {index + 1}: need a text prompt, or turns whose first one is a text")
@@ -145,7 +154,7 @@ def _any(folder: Path, pattern: str) -> Path:
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read {path}: {error}") from error
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import yaml
 from oneglance.core import InputError
 from oneglance.drafters.checkpoint import HeadCheckpoint, load_checkpoint
 from oneglance.drafters.head import num_parameters
-from oneglance.files import write_atomically
+from oneglance.files import parse_json, write_atomically
 
 FILES = ("config.json", "model.safetensors", "README.md")
 
@@ -76,7 +75,7 @@ def read_scores(path: Path | None, head: str) -> tuple[list[dict[str, Any]], int
     if path is None:
         return [], None
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = parse_json(path.read_text(encoding="utf-8"))
         tasks, budget = raw["tasks"], raw["budget"]
         for row in tasks:
             row["task"], row["n"], row["tau"]

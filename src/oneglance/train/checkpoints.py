@@ -13,6 +13,7 @@ from torch import nn
 from oneglance.core import InputError
 from oneglance.drafters.checkpoint import SCHEMA_VERSION
 from oneglance.drafters.head import DraftConfig
+from oneglance.files import read_object
 from oneglance.targets.base import FEATURE_POINT, Target
 from oneglance.train.evaluate import expected_accepted
 from oneglance.train.kinds import Kind, kind_of
@@ -68,8 +69,8 @@ class Checkpoints:
 
     def accuracies(self) -> dict[int, list[float]]:
         """Held-out top-1 at each offset, of the steps that have it."""
-        found = {step: json.loads((self.path(step) / "state.json").read_text()) for step in self.steps()}
-        return {step: state["heldout_top1"] for step, state in found.items() if state.get("heldout_top1")}
+        found = {step: _top1(self.path(step)) for step in self.steps()}
+        return {step: top1 for step, top1 in found.items() if top1}
 
     def best(self) -> int | None:
         """The step with the longest expected accepted chain, the earlier of equals."""
@@ -95,6 +96,14 @@ class Checkpoints:
         head.load_state_dict(stored.tensors)
         optimiser.load_state_dict(torch.load(path / "optimiser.pt", weights_only=True))
         return steps[-1]
+
+
+def _top1(checkpoint: Path) -> list[float]:
+    fix = f"remove {checkpoint}"
+    top1 = read_object(checkpoint / "state.json", fix).get("heldout_top1") or []
+    if not isinstance(top1, list) or not all(isinstance(share, int | float) and 0 <= share <= 1 for share in top1):
+        raise InputError(f"{checkpoint / 'state.json'} holds no accuracies; {fix}")
+    return top1
 
 
 def head_card(

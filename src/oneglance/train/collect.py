@@ -15,7 +15,7 @@ from PIL import Image
 
 from oneglance.core import ImageError, InputError, SamplingParams
 from oneglance.decoder import Decoder
-from oneglance.files import append_lines, read_lines
+from oneglance.files import append_lines, parse_json, read_lines, read_object
 from oneglance.images import MAX_ASPECT, image_sha256
 from oneglance.targets.base import Target
 from oneglance.targets.chat import encode
@@ -286,8 +286,8 @@ class Collection:
             if _holds_rows(self.out):
                 raise InputError(f"{self.out} holds traces without a manifest; choose another --out")
             return
-        before = json.loads(path.read_text(encoding="utf-8")).get("settings", {})
-        now = json.loads(json.dumps(self.settings(answerer.manifest())))
+        before = _settings_in(path)
+        now = parse_json(json.dumps(self.settings(answerer.manifest())))
         differing = [key for key in now if key != "answers" and before.get(key) != now[key]]
         if differing:
             raise InputError(f"{self.out} was collected with another {differing[0]}; choose another --out")
@@ -318,6 +318,13 @@ def encoding(target: Target, long_side: int | None) -> dict[str, Any]:
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:
     return {key: settings[key] for key in ("target", "chat_template_sha256", "image_long_side")}
+
+
+def _settings_in(manifest: Path) -> dict[str, Any]:
+    found = read_object(manifest, "choose another --out").get("settings", {})
+    if not isinstance(found, dict):
+        raise InputError(f"{manifest} is damaged: its settings are no object; choose another --out")
+    return found
 
 
 def _holds_rows(folder: Path) -> bool:

@@ -23,6 +23,7 @@ from oneglance.core import HeadError, InputError
 from oneglance.drafters.checkpoint import HeadCheckpoint, load_checkpoint
 from oneglance.drafters.head import HeadConfig
 from oneglance.engines import Launch, command
+from oneglance.files import parse_json
 
 Format = Literal["dflash", "speculators", "vllm", "sglang", "transformers"]
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -83,7 +84,7 @@ def read_exported(folder: Path) -> tuple[HeadConfig, dict[str, Tensor]]:
     Raises:
         HeadError: it is none of the layouts.
     """
-    raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    raw = parse_json((folder / "config.json").read_text(encoding="utf-8"))
     tensors = load_file(folder / "model.safetensors")
     if raw.get("speculators_model_type") == "dflash":
         layers = [i - 1 for i in raw["aux_hidden_state_layer_ids"]]

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from oneglance.core import InputError, OneglanceWarning
-from oneglance.files import append_lines, read_lines
+from oneglance.files import append_lines, read_lines, read_object
 from oneglance.train.step import Sample
 from oneglance.train.traces import Trace
 
@@ -87,7 +87,8 @@ class DiskStore:
         self.folder, self.shard_bytes, self.is_full = folder, shard_bytes, False
         own = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
         folder.mkdir(parents=True, exist_ok=True)
-        if (folder / SETTINGS).is_file() and json.loads((folder / SETTINGS).read_text())["sha256"] != own:
+        stored = read_object(folder / SETTINGS, "delete the folder") if (folder / SETTINGS).is_file() else {}
+        if stored and stored.get("sha256") != own:
             raise InputError(f"{folder} holds features made with other settings; delete it")
         (folder / SETTINGS).write_text(json.dumps({"sha256": own, **settings}, default=str))
         self._index: dict[str, dict[str, Any]] = {row["id"]: row for row in read_lines(folder / INDEX)}

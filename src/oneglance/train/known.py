@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict
+
+from oneglance.files import parse_yaml
 
 PATH = Path(__file__).parent.parent / "assets" / "heads.yaml"
 
@@ -41,4 +42,4 @@ class KnownHead(BaseModel):
 
 def known_heads() -> list[KnownHead]:
     """All of them."""
-    return [KnownHead(**row) for row in yaml.safe_load(PATH.read_text(encoding="utf-8"))]
+    return [KnownHead(**row) for row in parse_yaml(PATH.read_text(encoding="utf-8"))]

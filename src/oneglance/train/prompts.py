@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from oneglance.core import InputError
+from oneglance.files import parse_json
 from oneglance.tasks.synthetic import Split, draw
 
 KEYS = frozenset({"id", "task", "prompt", "image", "images", "system"})
@@ -89,8 +89,8 @@ def prompt_of_line(line: str, path: Path, number: int, *, default: str | None = 
     """
     where = f"{path}, line {number}"
     try:
-        raw = json.loads(line)
-    except json.JSONDecodeError as error:
+        raw = parse_json(line)
+    except ValueError as error:
         raise InputError(f"{where} is not JSON: {error}") from error
     if default is not None and isinstance(raw, dict):
         raw.setdefault("prompt", default)

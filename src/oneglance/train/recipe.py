@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from oneglance.core import BLOCK_SIZE, InputError
+from oneglance.files import parse_yaml
 from oneglance.train.blocks import Reveal
 from oneglance.train.objectives import OBJECTIVES, Objective
 
@@ -53,7 +53,7 @@ class Data(Section):
         cache_features: keep features between epochs: in memory (true), on disk in the run's folder (disk), or not.
     """
 
-    train: str | tuple[str, ...]
+    train: str | Annotated[tuple[str, ...], Field(min_length=1)]
     heldout: str | None = None
     max_length: int = Field(default=3072, gt=1)
     num_anchors: int = Field(default=512, gt=0)
@@ -195,8 +195,8 @@ def load_recipe(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -
         InputError: no such file, bad YAML, an unknown key or a bad value.
     """
     try:
-        raw = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raw = parse_yaml(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise InputError(f"cannot read recipe {path}: {str(error).splitlines()[0]}") from error
     if not isinstance(raw, dict):
         raise InputError(f"recipe {path} must be a mapping")
@@ -218,7 +218,10 @@ def _apply(raw: dict[str, Any], override: str) -> None:
         node = node.setdefault(section, {})
         if not isinstance(node, dict):
             raise InputError(f"override {override!r}: {section} is not a section")
-    node[last] = yaml.safe_load(value)
+    try:
+        node[last] = parse_yaml(value)
+    except ValueError as error:
+        raise InputError(f"override {override!r}: the value is no YAML ({error}); quote it") from error
 
 
 def _first_problem(error: Exception) -> str:

@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from oneglance.core import InputError
-from oneglance.files import append_lines, read_lines, write_atomically
+from oneglance.files import append_lines, read_lines, read_object, write_atomically
 from oneglance.train.recipe import HeadRecipe
 
 LOG, RECIPE, ROWS = "log.jsonl", "recipe.json", "rows.json"
@@ -31,7 +33,7 @@ def open_run(out: Path, recipe: HeadRecipe, *, rows: dict[str, int], start: int,
     if path.is_file() and not resume:
         raise InputError(f"{out} already holds a run; --resume goes on with it, another --out starts anew")
     if path.is_file():
-        before = json.loads(path.read_text(encoding="utf-8"))
+        before = read_object(path, "choose another --out")
         differing = [key for key in own if key not in FREE and before.get(key) != own[key]]
         if differing:
             raise InputError(
@@ -43,8 +45,21 @@ def open_run(out: Path, recipe: HeadRecipe, *, rows: dict[str, int], start: int,
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / ROWS, counts)
     write_atomically(path, json.dumps(own, indent=2) + "\n")
-    kept = [row for row in read_lines(out / LOG) if row["step"] <= start]
+    kept = [row for row in read_lines(out / LOG) if row.get("step", start) <= start]
     write_atomically(out / LOG, "".join(json.dumps(row) + "\n" for row in kept))
+
+
+def read_recipe(out: Path) -> HeadRecipe:
+    """The recipe of a run.
+
+    Raises:
+        InputError: there is none, or it is damaged.
+    """
+    fix = f"give the folder of a run that 'oneglance train' wrote, with its {RECIPE}"
+    try:
+        return HeadRecipe(**read_object(out / RECIPE, fix))
+    except (ValidationError, TypeError) as error:
+        raise InputError(f"{out / RECIPE} holds no recipe of this version; {fix}") from error
 
 
 def log(out: Path, row: dict[str, Any]) -> None:

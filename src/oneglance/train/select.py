@@ -17,8 +17,7 @@ from oneglance.targets.base import Target
 from oneglance.train.checkpoints import Checkpoints
 from oneglance.train.evaluate import Accuracy, expected_accepted, heldout_accuracy, rounds_per_prompt
 from oneglance.train.kinds import Kind, kind_of, load_any
-from oneglance.train.recipe import HeadRecipe
-from oneglance.train.runlog import RECIPE
+from oneglance.train.runlog import read_recipe
 from oneglance.train.step import run_target
 from oneglance.train.traces import Trace
 
@@ -65,7 +64,7 @@ def select(run: Path, *, step: int | None = None) -> Candidate:
             f"step {step} was not kept or not evaluated; there are {', '.join(str(c.step) for c in found)}"
         )
     best = max(wanted, key=lambda c: (c.score, -c.step))
-    recipe = HeadRecipe.model_validate_json((run / RECIPE).read_text(encoding="utf-8"))
+    recipe = read_recipe(run)
     kind = kind_of(recipe.kind)
     stored = kind.load(str(Checkpoints(run / "checkpoints").path(best.step)))
     head = stored.build(dtype=getattr(torch, recipe.save_dtype), device=torch.device("cpu"))

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from oneglance.core import InputError
+from oneglance.files import parse_json
 from oneglance.targets.base import Target
 from oneglance.targets.chat import encode
 from oneglance.train.collect import Asked, Skip
@@ -122,7 +123,7 @@ class Server:
 
     def _once(self, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
         with self.open(path, body) as reply:
-            parsed = json.loads(reply.read())
+            parsed = parse_json(reply.read())
         if not isinstance(parsed, dict):
             raise ValueError("the reply is not a JSON object")
         return parsed

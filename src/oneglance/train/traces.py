@@ -10,12 +10,13 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from PIL import Image
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from oneglance.core import InputError
-from oneglance.files import append_lines, write_atomically
+from oneglance.core import ImageError, InputError
+from oneglance.files import append_lines, parse_json, read_object, write_atomically
 from oneglance.images import load_image
 from oneglance.targets.base import Target
 from oneglance.targets.chat import encode
@@ -23,6 +24,8 @@ from oneglance.targets.state import Inputs
 
 SCHEMA_VERSION = 1
 ROWS, MANIFEST = "traces.jsonl", "manifest.json"
+REMAKE = "collect the traces anew"
+MAX_DIGITS = 18  # of the number of a drawn page
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +42,13 @@ class Trace:
         system: system prompt.
     """
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     id: str
     task: str
     prompt: str
     images: tuple[str, ...]
-    answer_ids: tuple[int, ...]
+    answer_ids: tuple[Annotated[int, Field(ge=0)], ...]
     image_sha256: tuple[str, ...] = ()
     system: str | None = None
 
@@ -51,6 +56,9 @@ class Trace:
         """The prompt, as the target sees it."""
         pictures = [shrink(open_source(source), long_side) for source in self.images]
         return encode(target, self.prompt, images=pictures, system=self.system)
+
+
+_TRACE = TypeAdapter(Trace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +79,10 @@ def open_source(source: str) -> Image.Image:
         return load_image(source)
     from oneglance.tasks import synthetic
 
-    _, task, split, seed = source.split(":")
-    if split not in ("train", "eval"):
-        raise InputError(f"{source}: the split must be train or eval")
+    _, task, *rest = source.split(":")
+    split, seed = rest if len(rest) == 2 else ("", "")
+    if split not in ("train", "eval") or not (seed.isascii() and seed.isdecimal() and len(seed) <= MAX_DIGITS):
+        raise ImageError(f"{source!r} is no drawn page; such a source looks like synthetic:docvqa:train:17")
     return synthetic.draw(task, int(seed), split="train" if split == "train" else "eval").image
 
 
@@ -109,12 +118,15 @@ def read_traces(folder: str | Path) -> Traces:
     path = Path(folder) / ROWS
     if not path.is_file():
         raise InputError(f"no traces at {folder}: run 'oneglance collect --out {folder}' first")
-    lines = path.read_text(encoding="utf-8").split("\n")
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path} ({error}); collect the traces anew") from error
     rows = [_parse(line, path, number) for number, line in enumerate(lines[:-1], start=1)]
     if not rows:
         raise InputError(f"{path} holds no traces")
     manifest = Path(folder) / MANIFEST
-    return Traces(rows, json.loads(manifest.read_text()) if manifest.is_file() else {})
+    return Traces(rows, read_object(manifest, REMAKE) if manifest.is_file() else {})
 
 
 def read_mixed(folders: Iterable[str | Path]) -> list[Trace]:
@@ -155,8 +167,10 @@ def identity(row: Trace) -> tuple[str, ...]:
 
 def _parse(line: str, path: Path, number: int) -> Trace:
     try:
-        raw = json.loads(line)
-        tuples = {key: tuple(raw[key]) for key in ("images", "answer_ids", "image_sha256")}
-        return Trace(**{**raw, **tuples})
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise InputError(f"{path}, line {number} is not a trace: {error}") from error
+        return _TRACE.validate_python(parse_json(line))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise InputError(f"{path}, line {number} is not a trace: {where}: {first['msg']}; {REMAKE}") from error
+    except ValueError as error:
+        raise InputError(f"{path}, line {number} is not a trace: {error}; {REMAKE}") from error

@@ -14,6 +14,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import Qwen3VLForConditionalGeneration
 
+from oneglance.files import parse_json
 from oneglance.train.reader.model import config
 from oneglance.train.reader.recipe import Shape
 from oneglance.train.reader.tokens import CHAT_TEMPLATE, SPECIAL, Encoder
@@ -59,7 +60,7 @@ def export(checkpoint: Path, out: Path, shape: Shape | None = None) -> None:
     target.generation_config.update(eos_token_id=[end, pad], pad_token_id=pad, bos_token_id=None, do_sample=False)
     out.mkdir(parents=True, exist_ok=True)
     target.to(torch.bfloat16).save_pretrained(out)
-    settings = json.loads((out / "config.json").read_text())
+    settings = parse_json((out / "config.json").read_text())
     _write(
         out / "config.json", {**settings, "dtype": "float32"}
     )  # stored in bf16, computed in fp32: exact, and faster here

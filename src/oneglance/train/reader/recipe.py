@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field
+
+from oneglance.files import parse_yaml
 
 
 class Strict(BaseModel):
@@ -66,4 +67,4 @@ class Recipe(Strict):
 
 def load(path: Path) -> Recipe:
     """The recipe in a YAML file."""
-    return Recipe.model_validate(yaml.safe_load(path.read_text()))
+    return Recipe.model_validate(parse_yaml(path.read_text()))
