@@ -94,6 +94,7 @@ def audit(
     With --fixed-shape, both sides run packed passes of one shape, and any difference at all is a failure.
     """
     from oneglance.audit import audit as run
+    from oneglance.bench.manifest import manifest
     from oneglance.drafters import prepare
     from oneglance.drafters.paced import at_budget
     from oneglance.targets import open_target
@@ -102,15 +103,8 @@ def audit(
     if max_new_tokens < 1:
         raise InputError(f"an audit needs at least one new token, got --max-new-tokens {max_new_tokens}")
     margin = opening.gate(gate)
-    params = opening.sampling(
-        max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        seed=seed or 0,
-        repetition_penalty=repetition_penalty,
-    )
+    filters: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    params = opening.sampling(max_new_tokens, **filters, seed=seed or 0, repetition_penalty=repetition_penalty)
     if matrix and params != opening.sampling(max_new_tokens, seed=seed or 0):
         raise InputError("--matrix compares greedy text; drop --temperature and its kind")
     sizes = [opening.budget_of(size) for size in budget or []] or [options.BUDGET]
@@ -118,15 +112,10 @@ def audit(
     opening.set_threads(threads)
     for size in sizes:
         opening.check_tree(size, branch_k)
-    names = choose_tasks(tasks)
-    if prompts < len(names):
-        covered, left = ", ".join(names[:prompts]), ", ".join(names[prompts:])
-        warnings.warn(f"--prompts {prompts} covers {covered} only, not {left}", OneglanceWarning, stacklevel=2)
+    names = _covered(choose_tasks(tasks), prompts)
     policies = {name: policy(name) for name in tree or ["best_first"]}
     bind = prepare(drafter, opening.head_name(target, head, drafter))
-    numbers = [size for size in sizes if size != "auto"]
-    if len(numbers) < len(sizes) and (fixed_shape or matrix):
-        raise InputError("--budget auto does not go with --fixed-shape or --matrix; give numbers")
+    numbers = _numbers(sizes, is_needed=fixed_shape or matrix)
     shape = max(numbers) if fixed_shape else None
     open_in = partial(
         open_target, target, device=device, device_map=device_map, attention=attention, fixed_for_budget=shape
@@ -160,13 +149,32 @@ def audit(
     )
     report = _follow(reports, prompts, show=not json)
     if json:
-        terminal.write_json(
-            {**report.as_dict(), "dtype": dtype, "attention": attention, "target": target, "passes": opened.passes.name}
-        )
+        settings = {"dtype": dtype, "attention": attention, "target": target, "passes": opened.passes.name}
+        terminal.write_json({**report.as_dict(), **settings, "manifest": manifest(**settings, prompts=prompts)})
     else:
         _show(Console(highlight=False), report)
     if report.bugs or (fixed_shape and report.divergences):
         raise typer.Exit(1)
+
+
+def _covered(names: list[str], prompts: int) -> list[str]:
+    """The tasks, which take turns; what so few prompts leave out is said."""
+    if prompts < len(names):
+        covered, left = ", ".join(names[:prompts]), ", ".join(names[prompts:])
+        warnings.warn(f"--prompts {prompts} covers {covered} only, not {left}", OneglanceWarning, stacklevel=3)
+    return names
+
+
+def _numbers(sizes: list[AnyBudget], *, is_needed: bool) -> list[int]:
+    """The budgets that are numbers.
+
+    Raises:
+        InputError: one is not, and must be.
+    """
+    numbers = [size for size in sizes if size != "auto"]
+    if len(numbers) < len(sizes) and is_needed:
+        raise InputError("--budget auto does not go with --fixed-shape or --matrix; give numbers")
+    return numbers
 
 
 def _check_matrix(

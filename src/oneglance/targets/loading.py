@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterator
 from pickle import UnpicklingError
 from typing import Any
 
-import huggingface_hub.utils
 import torch
 import transformers
 from safetensors import SafetensorError
@@ -52,20 +51,21 @@ def load_model(auto_class: str, folder: str, config: Any, **options: Any) -> Pre
 @contextlib.contextmanager
 def _without_bars() -> Iterator[None]:
     """No bars of transformers, unless $HF_HUB_DISABLE_PROGRESS_BARS is 0; afterwards they are as they were."""
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars
     from transformers.utils import logging
 
     is_on = logging.is_progress_bar_enabled()
     if not is_on or os.environ.get("HF_HUB_DISABLE_PROGRESS_BARS") == "0":
         yield
         return
-    bars = huggingface_hub.utils.are_progress_bars_disabled()
+    are_hub_bars_off = are_progress_bars_disabled()
     logging.disable_progress_bar()
     try:
         yield
     finally:
         logging.enable_progress_bar()
-        if bars:
-            huggingface_hub.utils.disable_progress_bars()
+        if are_hub_bars_off:
+            disable_progress_bars()
 
 
 def reason(error: BaseException) -> str:
