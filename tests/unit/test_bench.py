@@ -72,6 +72,15 @@ def test_one_prompt_has_no_interval() -> None:
     assert math.isnan(high)
 
 
+@pytest.mark.parametrize(("prompts", "has_interval"), [("abcd", False), ("abcde", True)])
+def test_few_prompts_have_no_interval(prompts: str, has_interval: bool) -> None:
+    made = [record(s, p, ms=10 + i, kept=(2,)) for s in ("plain", "tree", "chain") for i, p in enumerate(prompts)]
+    tree = summarise(made)[1]
+    assert tree.ci_low is not None
+    assert math.isfinite(tree.ci_low) == has_interval
+    assert math.isfinite(margins(made, "tree")[0].low) == has_interval
+
+
 def test_geometric_means_of_the_paper() -> None:
     """Margins of Table 1: +6.33 %, -17.66 % and -4.01 % over the grounded, the open and all tasks."""
     grounded, open_text = [1.076, 1.054, 1.060], [1 - 0.162, 1 - 0.191]

@@ -15,6 +15,7 @@ from oneglance.stats.geometric import L
 
 __all__ = ["Record", "Row", "geomean", "paired_speedup", "summarise"]
 
+MIN_PROMPTS = 5  # of an interval: a bootstrap of fewer draws the same few values again and looks precise
 STAGES = ("draft", "build", "verify", "commit", "host")
 
 
@@ -29,7 +30,7 @@ class Row:
             prompts resampled. None for plain.
         ms_per_token: mean over all decoded tokens, from the end of the target's prefill.
         speedup: plain over this system's milliseconds, summed over the same prompts (ratio of means).
-        ci_low, ci_high: 95 % paired bootstrap over prompts.
+        ci_low, ci_high: 95 % paired bootstrap over prompts; nan for fewer than ``MIN_PROMPTS``.
         mean_of_ratios: mean over prompts of each prompt's own ratio.
         paper_window: the same ratio of means in the paper's window, which opens after the first draft.
         equal_length: the same ratio over equally many tokens of each pair; equal to ``speedup`` where texts do not
@@ -188,6 +189,8 @@ def _speedups(own: list[Record], plain: list[Record]) -> dict[str, Any]:
         return _NO_SPEEDUP
     plain_ms, own_ms = [mean_ms(a) for a, _ in both], [mean_ms(b) for _, b in both]
     speedup, low, high = paired_speedup(plain_ms, own_ms)
+    if len(both) < MIN_PROMPTS:
+        low = high = NAN
     repeats = min(len(rs) for pair in both for rs in pair)
     return {
         "speedup": speedup,

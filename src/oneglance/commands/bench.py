@@ -100,6 +100,8 @@ def bench(
 
 def show(console: Console, result: Mapping[str, Any]) -> None:
     """Tables of a result, as JSON holds it."""
+    from oneglance.bench.metrics import MIN_PROMPTS
+
     rows = result["rows"]
     for task in dict.fromkeys(row["task"] for row in rows):
         _show_task(console, [row for row in rows if row["task"] == task and not row.get("is_outside")])
@@ -109,7 +111,7 @@ def show(console: Console, result: Mapping[str, Any]) -> None:
     for m in result["margins"]:
         console.print(
             f"{m['task']}: {m['ours']} against {m['other']} {m['over_ours']:+.1%} of ours (Table 1)"
-            f"{_interval(m['low'], m['high'], '+.1%')}, {m['over_other']:+.1%} of theirs (Table 8), "
+            f"{interval(m['low'], m['high'], '+.1%')}, {m['over_other']:+.1%} of theirs (Table 8), "
             f"{m['wins']}/{m['n']} wins"
         )
     for p in result["projections"]:
@@ -121,6 +123,8 @@ def show(console: Console, result: Mapping[str, Any]) -> None:
     if steady is not None:
         halves = ", ".join(f"{task} {value - 1:+.1%}" for task, value in steady["halves"].items())
         console.print(f"plain arm: tasks within {steady['spread']:.1%} of one another; second half {halves or '–'}")
+    if any(row["n"] < MIN_PROMPTS for row in rows):
+        console.print(f"no interval for fewer than {MIN_PROMPTS} prompts: give a larger --limit")
     console.print("τ: kept tokens a round, bonus included. H: mean next-token entropy of the target, nats.")
 
 
@@ -162,7 +166,7 @@ def _show_task(console: Console, own: list[dict[str, Any]]) -> None:
             row["system"],
             f"{row['tau']:.2f}" if row["tau"] else "",
             f"{row['ms_per_token']:.2f}",
-            f"{row['speedup']:.2f}{_interval(row['ci_low'], row['ci_high'], '.2f')}" if has_speedup else "",
+            f"{row['speedup']:.2f}{interval(row['ci_low'], row['ci_high'], '.2f')}" if has_speedup else "",
             f"{row['paper_window']:.2f}" if has_speedup else "",
             _stages(row),
             f"{row['wins']}/{row['n']}" if has_speedup else "",
@@ -178,5 +182,6 @@ def _stages(row: Mapping[str, Any]) -> str:
     return f"{draft:.1f}/{row['verify_ms']:.1f}/{row['commit_ms'] + row['host_ms']:.1f}"
 
 
-def _interval(low: float | None, high: float | None, form: str) -> str:
-    return "" if low is None or high is None else f" [{low:{form}}, {high:{form}}]"
+def interval(low: float | None, high: float | None, form: str) -> str:
+    """Of a table cell; nothing where there is none."""
+    return "" if low is None or high is None or low != low else f" [{low:{form}}, {high:{form}}]"

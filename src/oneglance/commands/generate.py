@@ -84,6 +84,7 @@ def generate(
     pictures = read_images(image)
     if not prompt and not pictures:
         raise InputError("the prompt is empty; give a text, --image, or both")
+    opening.note_foreign(target, pictures)
     decoder = open_decoder(
         target,
         head,

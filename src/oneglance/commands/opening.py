@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from oneglance.core import MAX_BUDGET, AnyBudget, InputError, SamplingParams
+from oneglance.commands import options
+from oneglance.core import MAX_BUDGET, AnyBudget, InputError, OneglanceWarning, SamplingParams
 from oneglance.files import write_atomically
 
 if TYPE_CHECKING:
@@ -50,6 +52,22 @@ def budget_of(value: str) -> AnyBudget:
 def names_of(text: str) -> list[str]:
     """The parts of a comma-separated list."""
     return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def note_foreign(target: str, images: Sequence[Image.Image] | None = None) -> None:
+    """Say that the built-in model reads its own kind of page only, where images of another size are to be read.
+
+    Args:
+        target: as named.
+        images: to be read; None where they are not open yet, and whatever the user has counts as foreign.
+    """
+    from oneglance.tasks.pages.page import SHEET, SQUARE
+
+    if target == options.BUILTIN and (images is None or any(image.size not in (SQUARE, SHEET) for image in images)):
+        message = (
+            f"{target} reads only drawn pages like those of the built-in suite; for others give --target and --head"
+        )
+        warnings.warn(message, OneglanceWarning, stacklevel=2)
 
 
 def sampling(

@@ -82,6 +82,7 @@ def run(
     if not pages:
         raise InputError("the inputs hold no pages")
     pages = [with_system(page, system) for page in pages]
+    opening.note_foreign(target)
     decoder = open_decoder(
         target,
         head,

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from oneglance.commands import asking, measuring, opening, options, terminal
+from oneglance.commands.bench import interval
 from oneglance.core import InputError
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def _show(console: Console, result: dict[str, Any]) -> None:
                 f"{row['context']:.0f}",
                 f"{row['tau']:.2f}" if row["tau"] else "",
                 f"{row['ms_per_token']:.2f}",
-                "" if speedup is None else f"{speedup:.2f} [{row['ci_low']:.2f}, {row['ci_high']:.2f}]",
+                "" if speedup is None else f"{speedup:.2f}{interval(row['ci_low'], row['ci_high'], '.2f')}",
                 f"{row['identical']}/{row['n'] * row['replicates']}",
             )
         console.print(table)

@@ -45,6 +45,7 @@ def worth_it(
 
     setup = measuring.Setup(target, head, budget, max_new_tokens, dtype, device, attention, threads)
     setup.check()
+    opening.note_foreign(target)
     cases = own_images(images, read_questions(prompts), limit)
     bound = setup.bind(["plain", "chain", "tree"])
     settings = setup.describe(cases, limit=limit)
