@@ -47,6 +47,7 @@ __all__ = [
     "HeadError",
     "ImageError",
     "InputError",
+    "Kept",
     "Observer",
     "OneglanceError",
     "OneglanceWarning",
@@ -218,7 +219,8 @@ class Generation:
 
     ``tau`` is kept tokens per round, bonus included (Eq. 1); the first token comes from prefill and belongs to no
     round. ``decode_ms_per_token`` is the decode window, from the end of the target's prefill, over the tokens after
-    the first one. ``seed`` is that of the draws, None for greedy text.
+    the first one. ``seed`` is that of the draws, None for greedy text. ``num_reused`` prompt rows came from a
+    prefix store.
     """
 
     text: str
@@ -231,6 +233,7 @@ class Generation:
     rounds: list[Round] = field(repr=False)
     fell_back: str | None = None
     seed: int | None = None
+    num_reused: int = 0
     logprobs: list[TokenLogprobs] | None = field(default=None, repr=False)
 
     @property
@@ -272,6 +275,7 @@ class Generation:
             "tau": self.tau,
             "accepted_histogram": self.accepted_histogram,
             "draft_passes": self.draft_passes,
+            "num_reused": self.num_reused,
             "prefill_ms": self.prefill_ms,
             "decode_ms_per_token": self.decode_ms_per_token,
             "fell_back": self.fell_back,
@@ -313,6 +317,18 @@ class Observer(Protocol):
     """A DraftState that learns from rounds: the loop shows it each one, committed and before it is yielded."""
 
     def observe(self, done: Round) -> None: ...
+
+
+@runtime_checkable
+class Kept(Protocol):
+    """A DraftState whose rows can be kept, for a later sequence that begins alike (``prefixes``).
+
+    Its drafter has an attribute ``row_owner``: equal for drafters whose rows are the same, None for none. Its ``start``
+    goes on from ``state.draft_rows``.
+    """
+
+    def rows(self, state: TargetState) -> list[torch.Tensor] | None:
+        """(…, T, D) tensors, a row a committed token; takes in fresh features. None where there are not as many."""
 
 
 class TreePolicy(Protocol):
