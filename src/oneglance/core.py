@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BLOCK_SIZE",
     "DEFAULT_BUDGET",
+    "DEFAULT_PREFIX_MB",
     "EMPTY_TREE",
     "MAX_BUDGET",
     "AcceptRule",
@@ -62,6 +63,7 @@ __all__ = [
 
 BLOCK_SIZE = 16
 DEFAULT_BUDGET = 63
+DEFAULT_PREFIX_MB = 256  # of a server and of a chat; elsewhere nothing is reused unless it is asked for
 MAX_BUDGET = 4096  # far beyond what pays anywhere; a typing error would fill the memory
 
 CutReason = Literal["eos", "stop", "cap", "context"]

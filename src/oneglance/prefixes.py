@@ -108,7 +108,7 @@ class PrefixStore:
         with self._lock:
             path = self._walk(contents[:-1], owners)
             length = sum(count for _, count in path)
-            while length and isinstance(row := contents[length], ImageRow) and row.index:
+            while length and isinstance(row := contents[length], ImageRow) and row.place:
                 length -= 1
             if not length:
                 return 0, {}

@@ -15,11 +15,11 @@ class ImageRow(NamedTuple):
 
     Attributes:
         image: hash of the processed image.
-        index: of the row within its image.
+        place: of the row within its image.
     """
 
     image: bytes
-    index: int
+    place: int
 
 
 class CrossRow(NamedTuple):

@@ -53,11 +53,11 @@ class Qwen3VL(Target):
             places = (inputs.tensors["input_ids"][0] == self.model.config.image_token_id).nonzero()[:, 0]
             self._check_image_rows(inputs, len(places))
             grids, row = inputs.tensors["image_grid_thw"], iter(places.tolist())
-            patches = inputs.tensors["pixel_values"].split(grids.prod(-1).tolist())
+            patches = torch.split(inputs.tensors["pixel_values"], grids.prod(-1).tolist())
             for pixels, grid, num_rows in zip(patches, grids, self._rows_by_image(grids).tolist(), strict=True):
                 name = fingerprint(pixels, grid)
-                for index in range(num_rows):
-                    contents[next(row)] = ImageRow(name, index)
+                for place in range(num_rows):
+                    contents[next(row)] = ImageRow(name, place)
         return contents
 
     def run_prefill(self, inputs: Inputs, cache: Cache) -> tuple[Tensor, int, dict[str, Tensor]]:
