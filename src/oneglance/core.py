@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BLOCK_SIZE",
     "DEFAULT_BUDGET",
+    "DEFAULT_PREFIX_MB",
     "EMPTY_TREE",
     "MAX_BUDGET",
     "AcceptRule",
@@ -47,6 +48,7 @@ __all__ = [
     "HeadError",
     "ImageError",
     "InputError",
+    "Kept",
     "Observer",
     "OneglanceError",
     "OneglanceWarning",
@@ -61,6 +63,7 @@ __all__ = [
 
 BLOCK_SIZE = 16
 DEFAULT_BUDGET = 63
+DEFAULT_PREFIX_MB = 256  # of a server and of a chat; elsewhere nothing is reused unless it is asked for
 MAX_BUDGET = 4096  # far beyond what pays anywhere; a typing error would fill the memory
 
 CutReason = Literal["eos", "stop", "cap", "context"]
@@ -218,7 +221,8 @@ class Generation:
 
     ``tau`` is kept tokens per round, bonus included (Eq. 1); the first token comes from prefill and belongs to no
     round. ``decode_ms_per_token`` is the decode window, from the end of the target's prefill, over the tokens after
-    the first one. ``seed`` is that of the draws, None for greedy text.
+    the first one. ``seed`` is that of the draws, None for greedy text. ``num_reused`` prompt rows came from a
+    prefix store.
     """
 
     text: str
@@ -231,6 +235,7 @@ class Generation:
     rounds: list[Round] = field(repr=False)
     fell_back: str | None = None
     seed: int | None = None
+    num_reused: int = 0
     logprobs: list[TokenLogprobs] | None = field(default=None, repr=False)
 
     @property
@@ -272,6 +277,7 @@ class Generation:
             "tau": self.tau,
             "accepted_histogram": self.accepted_histogram,
             "draft_passes": self.draft_passes,
+            "num_reused": self.num_reused,
             "prefill_ms": self.prefill_ms,
             "decode_ms_per_token": self.decode_ms_per_token,
             "fell_back": self.fell_back,
@@ -313,6 +319,18 @@ class Observer(Protocol):
     """A DraftState that learns from rounds: the loop shows it each one, committed and before it is yielded."""
 
     def observe(self, done: Round) -> None: ...
+
+
+@runtime_checkable
+class Kept(Protocol):
+    """A DraftState whose rows can be kept, for a later sequence that begins alike (``prefixes``).
+
+    Its drafter has an attribute ``row_owner``: equal for drafters whose rows are the same, None for none. Its ``start``
+    goes on from ``state.draft_rows``.
+    """
+
+    def rows(self, state: TargetState) -> list[torch.Tensor] | None:
+        """(…, T, D) tensors, a row a committed token; takes in fresh features. None where there are not as many."""
 
 
 class TreePolicy(Protocol):

@@ -13,7 +13,17 @@ from typing import Any, Protocol
 
 import torch
 
-from oneglance.core import EMPTY_TREE, AcceptRule, CutReason, Drafter, Observer, OneglanceWarning, Round, TokenTree
+from oneglance.core import (
+    EMPTY_TREE,
+    AcceptRule,
+    CutReason,
+    Drafter,
+    Kept,
+    Observer,
+    OneglanceWarning,
+    Round,
+    TokenTree,
+)
 from oneglance.targets.base import Target
 from oneglance.targets.loading import is_out_of_memory
 from oneglance.targets.state import TargetState
@@ -158,9 +168,21 @@ class Guarded:
         self.failure: str | None = None
         self.name = drafter.name
         self.target_layer_ids = drafter.target_layer_ids
+        self.row_owner = getattr(drafter, "row_owner", None)
+        self._draft_state: Any = None
 
     def start(self, state: TargetState) -> Any:
-        return self._attempt(lambda: self._drafter.start(state), None)
+        self._draft_state = self._attempt(lambda: self._drafter.start(state), None)
+        return self._draft_state
+
+    def rows(self, state: TargetState) -> list[torch.Tensor] | None:
+        """Of the draft state (``core.Kept``); None where there are none, or drafting ended."""
+        if self._draft_state is None:
+            self.start(state)
+        if self.failure is not None or not isinstance(self._draft_state, Kept):
+            return None
+        rows: list[torch.Tensor] | None = self._attempt(lambda: self._draft_state.rows(state), None)
+        return rows
 
     def draft(self, root: int, state: TargetState, draft_state: Any, *, max_depth: int) -> TokenTree:
         if self.failure is not None:

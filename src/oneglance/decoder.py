@@ -29,6 +29,7 @@ from oneglance.drafters.paced import at_budget, check_auto
 from oneglance.drafters.plain import NoDrafter
 from oneglance.drafters.pruned import Pruned
 from oneglance.drafters.settings import wants_block_head
+from oneglance.prefixes import PrefixStore
 from oneglance.stream import Run, Step, Stream
 from oneglance.targets import open_target
 from oneglance.targets.base import Target
@@ -72,11 +73,13 @@ class Decoder:
     Args:
         target: the frozen model.
         drafter: proposes trees; see ``oneglance.load``.
+        prefixes: where prompts that begin as earlier ones did find their rows; None prefills every prompt as a whole.
     """
 
-    def __init__(self, target: Target, drafter: Drafter) -> None:
+    def __init__(self, target: Target, drafter: Drafter, prefixes: PrefixStore | None = None) -> None:
         self.target = target
         self.drafter = drafter
+        self.prefixes = prefixes
         self._said: set[str] = set()
 
     def with_budget(self, budget: int) -> Decoder:
@@ -88,11 +91,20 @@ class Decoder:
         resized = getattr(self.drafter, "with_budget", None)
         if resized is None:
             raise InputError(f"the drafter {self.drafter.name or 'none'} has no budget; leave it out")
-        return Decoder(self.target, resized(budget))
+        return Decoder(self.target, resized(budget), self.prefixes)
 
     def plain(self) -> Decoder:
         """The same target without a drafter."""
-        return Decoder(self.target, NoDrafter())
+        return Decoder(self.target, NoDrafter(), self.prefixes)
+
+    def with_prefixes(self, limit_mb: int) -> Decoder:
+        """The same target and drafter with a prefix store of its own: system prompts, images and earlier turns that
+        come again are not prefilled again (docs/serve.md says what that means for identity).
+
+        Args:
+            limit_mb: MiB that the stored rows may take; 0 stores nothing.
+        """
+        return Decoder(self.target, self.drafter, PrefixStore(limit_mb * 2**20) if limit_mb else None)
 
     def generate(
         self,
@@ -168,7 +180,15 @@ class Decoder:
             params = replace(params, seed=secrets.randbits(32))
         grammar = grammar_mask(self.target, params, len(inputs.token_ids))
         drafter = self.drafter if grammar is None else Pruned(self.drafter, grammar)
-        run = Run(self.target, drafter, partial(self.accept_rule, inputs, params), inputs, params, self.say_once)
+        run = Run(
+            self.target,
+            drafter,
+            partial(self.accept_rule, inputs, params),
+            inputs,
+            params,
+            self.say_once,
+            self.prefixes,
+        )
         return Stream(run.steps(), run.generation)
 
     def accept_rule(

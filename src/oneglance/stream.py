@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 from oneglance.accept import Decision
 from oneglance.core import AcceptRule, CutReason, Drafter, Generation, Round, SamplingParams, TokenLogprobs
 from oneglance.decode import Guarded, decode
+from oneglance.prefixes import PrefixStore, Reuse
 from oneglance.targets.base import Target
-from oneglance.targets.state import Inputs
+from oneglance.targets.loading import is_out_of_memory
+from oneglance.targets.state import Inputs, TargetState
 from oneglance.text import Piece, TextStream
 
 
@@ -73,6 +75,7 @@ class Run:
         inputs: the prompt.
         params: caps, stop strings, and the seed to report.
         warn: says once what costs speed.
+        prefixes: where rows of the prompt may be found, and those of this generation are left; None reuses nothing.
     """
 
     def __init__(
@@ -83,6 +86,7 @@ class Run:
         inputs: Inputs,
         params: SamplingParams,
         warn: Callable[[str], None],
+        prefixes: PrefixStore | None = None,
     ) -> None:
         self.target = target
         self.inputs = inputs
@@ -92,6 +96,7 @@ class Run:
         self.rule = make_rule(self.recorder.watch)
         self.drafter = Guarded(drafter, warn)
         self.warn = warn
+        self.reuse = None if prefixes is None else Reuse(prefixes, target, self.drafter, inputs)
         self.rounds: list[Round] = []
         self.prefill_ms = self.decode_ms = 0.0
 
@@ -105,9 +110,31 @@ class Run:
     def _steps(self) -> Iterator[Step]:
         if not self.params.max_new_tokens:
             return
-        recorder, rule = self.recorder, self.rule
         started = time.perf_counter()
-        state = self.target.prefill(self.inputs, self.drafter.target_layer_ids)
+        if self.reuse is None:
+            yield from self._decode(self.target.prefill(self.inputs, self.drafter.target_layer_ids), started)
+            return
+        state = self.reuse.prefill()
+        try:
+            yield from self._decode(state, started)
+        except Exception:  # nothing of it is kept
+            raise
+        except BaseException:  # closed, or Ctrl-C: the state stands after the last whole round
+            self._keep(self.reuse, state)
+            raise
+        self._keep(self.reuse, state)
+
+    def _keep(self, reuse: Reuse, state: TargetState) -> None:
+        """Leave the committed rows for later generations; where memory is short, leave none."""
+        try:
+            reuse.keep(state, self.drafter.rows(state))
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self.warn("there is no memory to keep this prompt's rows for later ones: use a smaller limit")
+
+    def _decode(self, state: TargetState, started: float) -> Iterator[Step]:
+        recorder, rule = self.recorder, self.rule
         root = rule.first(state.last_row, state.token_ids)
         self.prefill_ms = (time.perf_counter() - started) * 1e3
         recorder.push((root,))
@@ -146,6 +173,7 @@ class Run:
             rounds=list(self.rounds),
             fell_back=self.drafter.failure,
             seed=self.params.seed if self.params.temperature else None,
+            num_reused=0 if self.reuse is None else self.reuse.num_rows,
             logprobs=None if self.params.logprobs is None else list(self.recorder.logprobs),
         )
 

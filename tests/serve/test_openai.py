@@ -72,7 +72,14 @@ def test_answer_is_the_decoders_own(server: Running, reader: Decoder) -> None:
     stream = ask(server, messages=messages, stream=True, stream_options={"include_usage": True})
     chunks = list(stream)
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == alone.text
-    assert chunks[-1].usage == answer.usage
+    again = chunks[-1].usage
+    assert again is not None
+    assert (again.prompt_tokens, again.completion_tokens) == (
+        answer.usage.prompt_tokens,
+        answer.usage.completion_tokens,
+    )
+    assert again.prompt_tokens_details is not None  # the same prompt once more: all but its last row
+    assert again.prompt_tokens_details.cached_tokens == answer.usage.prompt_tokens - 1
     assert chunks[-2].model_extra["metrics"]["speculative_decoding"] == drafted
     bare = {"messages": with_image(data_uri(PAGE.read_bytes()).partition(",")[2], ASK)}
     assert ask(server, **bare).choices[0].message.content == alone.text

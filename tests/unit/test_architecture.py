@@ -26,7 +26,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"targets", "pdf"}),
     frozenset({"drafters"}),
     frozenset({"runner"}),
-    frozenset({"decode"}),
+    frozenset({"decode", "prefixes"}),
     frozenset({"stream"}),
     frozenset({"decoder", "reference"}),
     frozenset(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from oneglance.commands import opening, options, terminal
 from oneglance.commands.opening import open_decoder, read_images, sampling
-from oneglance.core import InputError
+from oneglance.core import DEFAULT_PREFIX_MB, InputError
 
 if TYPE_CHECKING:
     from oneglance.core import Generation, SamplingParams
@@ -35,6 +35,7 @@ def chat(
     device_map: options.DeviceMap = None,
     attention: options.Attention = "sdpa",
     threads: options.Threads = None,
+    prefix_cache_mb: options.PrefixCache = DEFAULT_PREFIX_MB,
     json: options.Json = False,
 ) -> None:
     """Talk about images, turn by turn.
@@ -57,7 +58,7 @@ def chat(
         device_map=device_map,
         attention=attention,
         threads=threads,
-    )
+    ).with_prefixes(prefix_cache_mb)
     talk = Conversation(decoder, params, system, pictures, show=not json)
     is_asked = sys.stdin.isatty()
     if is_asked:

@@ -135,6 +135,16 @@ Attention = Annotated[str, typer.Option(metavar="NAME", rich_help_panel=MACHINE,
 Threads = Annotated[
     int | None, typer.Option(metavar="N", min=1, rich_help_panel=MACHINE, help="CPU threads; default as torch decides.")
 ]
+PrefixCache = Annotated[
+    int,
+    typer.Option(
+        "--prefix-cache-mb",
+        metavar="N",
+        min=0,
+        rich_help_panel=MACHINE,
+        help="Memory, in MiB, for prompts and answers that later ones begin with; 0 reuses none.",
+    ),
+]
 FixedShape = Annotated[
     bool,
     typer.Option(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from oneglance.commands import opening, options, terminal
-from oneglance.core import InputError
+from oneglance.core import DEFAULT_PREFIX_MB, InputError
 
 if TYPE_CHECKING:
     from oneglance.decoder import Decoder
@@ -68,6 +68,7 @@ def serve(
     device_map: options.DeviceMap = None,
     attention: options.Attention = "sdpa",
     threads: options.Threads = None,
+    prefix_cache_mb: options.PrefixCache = DEFAULT_PREFIX_MB,
     json: options.Json = False,
 ) -> None:
     """Answer OpenAI clients, and show a page to try it on.

@@ -60,6 +60,33 @@ class DraftState:
         self.buffers = grown
 
 
+@dataclass(slots=True)
+class BlockState(DraftState):
+    """The draft cache of one generation, and the head that fills it.
+
+    Attributes:
+        head: it.
+    """
+
+    head: BlockHead
+
+    def ingest(self, state: TargetState) -> None:
+        """Take in the rows committed since the last call."""
+        if not state.fresh:
+            return
+        features = state.take_features().to(self.head.fc.weight.device)
+        positions = torch.arange(self.length, self.length + len(features), device=features.device)
+        self.extend(self.head.project_context(features[None], positions))
+
+    @torch.inference_mode()
+    def rows(self, state: TargetState) -> list[Tensor] | None:
+        """Keys and values of each layer, in turn (``core.Kept``)."""
+        self.ingest(state)
+        if self.length != state.length:  # an interruption lost features
+            return None
+        return [rows for pair in self.context() for rows in pair]
+
+
 class BlockDrafter:
     """Drafts with a block head: marginals in one pass, then a tree policy (§3.2, §4.1).
 
@@ -158,15 +185,20 @@ class BlockDrafter:
         own += self.rescorer.parameters() if self.rescorer is not None else []
         return sum(parameter.numel() for parameter in own)
 
-    def start(self, state: TargetState) -> DraftState:
-        """An empty draft cache; the prompt's features are ingested by the first ``draft``."""
-        return DraftState(0, [])
+    @property
+    def row_owner(self) -> BlockHead:
+        return self.head
+
+    def start(self, state: TargetState) -> BlockState:
+        """A draft cache without the rows in ``state.fresh``: the first ``draft`` ingests those."""
+        own, state.draft_rows = state.draft_rows, []
+        return BlockState(own[0].shape[2] if own else 0, list(zip(own[::2], own[1::2], strict=True)), self.head)
 
     def num_passes(self, tree: TokenTree) -> int:
         return 1 if len(tree) else 0
 
     @torch.inference_mode()
-    def draft(self, root: int, state: TargetState, draft_state: DraftState, *, max_depth: int) -> TokenTree:
+    def draft(self, root: int, state: TargetState, draft_state: BlockState, *, max_depth: int) -> TokenTree:
         """One pass, one tree. Ingests the rows committed since the last call.
 
         Raises:
@@ -178,7 +210,7 @@ class BlockDrafter:
         return self.policy(marginals, self.budget)
 
     @torch.inference_mode()
-    def marginals(self, root: int, state: TargetState, draft_state: DraftState, num_offsets: int) -> BlockMarginals:
+    def marginals(self, root: int, state: TargetState, draft_state: BlockState, num_offsets: int) -> BlockMarginals:
         """Top ranks of q_1..q_L after ``root`` (Asm. 1); ingests fresh context rows.
 
         Raises:
@@ -187,8 +219,7 @@ class BlockDrafter:
         size = min(self.head.config.block_size, self.head.config.max_position_embeddings - state.length)
         if size < 2:
             raise DraftError(f"the head's context of {self.head.config.max_position_embeddings} positions is full")
-        if state.fresh:
-            self._ingest(state, draft_state)
+        draft_state.ingest(state)
         hidden = self._pass(root, draft_state, size)
         logits = self.target.lm_head(hidden.to(self.target.lm_head_device)).float()
         ids, log_q = candidates(logits, self._banned, self.num_ranks)
@@ -200,12 +231,7 @@ class BlockDrafter:
             given = self.rescorer.rescore(states, ids, log_q, self.target.embedding)
         return truncate(as_marginals(ids, log_q, given), num_offsets)
 
-    def _ingest(self, state: TargetState, draft_state: DraftState) -> None:
-        features = state.take_features().to(self.head.fc.weight.device)
-        positions = torch.arange(draft_state.length, draft_state.length + len(features), device=features.device)
-        draft_state.extend(self.head.project_context(features[None], positions))
-
-    def _pass(self, root: int, draft_state: DraftState, size: int) -> Tensor:
+    def _pass(self, root: int, draft_state: BlockState, size: int) -> Tensor:
         """(size-1, H) states of the mask slots."""
         ids = torch.full((1, size), self.head.config.mask_token_id, device=self.target.device)
         ids[0, 0] = root

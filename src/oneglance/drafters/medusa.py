@@ -107,6 +107,10 @@ class MedusaState:
 
     last: Tensor | None = None
 
+    def rows(self, state: TargetState) -> list[Tensor]:
+        """None a token (``core.Kept``): the last row, which is never a reused one, is all that the heads read."""
+        return []
+
 
 class MedusaDrafter:
     """Drafts with Medusa heads.
@@ -164,6 +168,10 @@ class MedusaDrafter:
     def num_parameters(self) -> int:
         """Of the heads, their own lm_heads among them (Table 2)."""
         return sum(p.numel() for p in self.head.parameters())
+
+    @property
+    def row_owner(self) -> MedusaHead:
+        return self.head
 
     def start(self, state: TargetState) -> MedusaState:
         return MedusaState()

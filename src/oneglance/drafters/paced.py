@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from oneglance.core import EMPTY_TREE, AnyBudget, Drafter, InputError, OneglanceWarning, Round, TokenTree
+from oneglance.core import EMPTY_TREE, AnyBudget, Drafter, InputError, Kept, OneglanceWarning, Round, TokenTree
 from oneglance.cost import MAX_NODES, cache_file, read_costs, write_costs
 from oneglance.drafters.timing import MarginalDrafter, measure, provenance
 from oneglance.pace import Choice, Controller, Outlook
@@ -38,7 +38,7 @@ class PacedState:
         self._controller = controller
         self._keep = keep
         self._num_prompt = state.length
-        self._taken = 0  # rows that the drafter has taken in
+        self._taken = state.length - sum(map(len, state.fresh))  # rows that the drafter has taken in
         self._before: tuple[Outlook, Choice] | None = None
 
     @property
@@ -55,6 +55,10 @@ class PacedState:
             self._taken = length
         self._before = outlook, choice
         return choice
+
+    def rows(self, state: TargetState) -> list[torch.Tensor] | None:
+        """The drafter's (``core.Kept``)."""
+        return self.own.rows(state) if isinstance(self.own, Kept) else None
 
     def observe(self, done: Round) -> None:
         """Tell the controller (``core.Observer``)."""
@@ -91,6 +95,10 @@ class Paced:
     @property
     def target_layer_ids(self) -> tuple[int, ...]:
         return self.drafter.target_layer_ids
+
+    @property
+    def row_owner(self) -> object:
+        return getattr(self.drafter, "row_owner", None)
 
     @property
     def num_parameters(self) -> int | None:

@@ -23,6 +23,7 @@ class Pruned:
         self._num_passes = 0
         self.name = drafter.name
         self.target_layer_ids = drafter.target_layer_ids
+        self.row_owner = getattr(drafter, "row_owner", None)
 
     def start(self, state: TargetState) -> Any:
         return self._drafter.start(state)

@@ -230,6 +230,7 @@ def usage(generation: Generation, num_prompt: int) -> Json:
         "prompt_tokens": num_prompt,
         "completion_tokens": generation.num_tokens,
         "total_tokens": num_prompt + generation.num_tokens,
+        "prompt_tokens_details": {"cached_tokens": generation.num_reused},
     }
 
 

@@ -64,7 +64,7 @@ class Service:
     def __init__(self, settings: ServeSettings, load: Callable[[], Decoder]) -> None:
         self.settings = settings
         self.metrics = Metrics(settings.model_name)
-        self.worker = Worker(load, self.metrics, max_queue=settings.max_queue)
+        self.worker = Worker(load, self.metrics, max_queue=settings.max_queue, prefix_cache_mb=settings.prefix_cache_mb)
         self.started = int(time.time())
 
     def check_model(self, name: str | None) -> None:

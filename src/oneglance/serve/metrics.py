@@ -35,6 +35,9 @@ class Metrics:
         self._decode = self._seconds("request_decode_time_seconds", "The rounds of an answer.")
         self._per_token = self._seconds("request_time_per_output_token_seconds", "Decode time over tokens after one.")
         self._prompt = self._counter("prompt_tokens", "Prompt tokens.")
+        self.prefix_bytes = self._gauge("prefix_cache_bytes", "Memory of the rows kept for later requests.")
+        self._looked_up = self._counter("prefix_cache_queries", "Prompt tokens that were looked for in the store.")
+        self._reused = self._counter("prefix_cache_hits", "Prompt tokens whose rows were there.")
         self._generated = self._counter("generation_tokens", "Generated tokens, the first of each answer included.")
         self._success = self._counter("request_success", "Answers, by how they ended.", "finished_reason")
         self._turned_away = self._counter("requests_turned_away", "Requests without a place in the queue.")
@@ -60,7 +63,14 @@ class Metrics:
         self._success.labels(self._model_name, reason).inc()
 
     def count(
-        self, generation: Generation, *, reason: str, num_prompt: int, first_s: float | None, whole_s: float
+        self,
+        generation: Generation,
+        *,
+        reason: str,
+        num_prompt: int,
+        looks_up: bool,
+        first_s: float | None,
+        whole_s: float,
     ) -> None:
         """Add a generation that has ended.
 
@@ -68,11 +78,14 @@ class Metrics:
             generation: it.
             reason: ``stop``, ``length``, ``abort`` or ``timeout``.
             num_prompt: tokens of the prompt.
+            looks_up: whether there is a prefix store.
             first_s, whole_s: from arrival to the first token, and to the end.
         """
         name, drafted = self._model_name, Acceptance.of(generation)
         for counter, amount in (
             (self._prompt, num_prompt),
+            (self._looked_up, num_prompt if looks_up else 0),
+            (self._reused, generation.num_reused),
             (self._generated, generation.num_tokens),
             (self._drafts, drafted.num_drafted),
             (self._proposed, drafted.num_proposed),

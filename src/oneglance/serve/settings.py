@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from oneglance.core import DEFAULT_BUDGET, InputError
+from oneglance.core import DEFAULT_BUDGET, DEFAULT_PREFIX_MB, InputError
 from oneglance.files import parse_yaml
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -29,6 +29,7 @@ class ServeSettings(BaseModel):
         max_images: in one request.
         max_budget: largest tree that a request may ask for.
         max_body_mb: largest request body, in MiB.
+        prefix_cache_mb: memory, in MiB, for the rows of earlier prompts and answers; 0 reuses none.
         fetch_urls: whether images may be named by http(s) URL; private addresses are refused all the same.
         cors_origins: web origins that may call from a browser; none by default.
         log_prompts: put request text into the log.
@@ -60,6 +61,7 @@ class ServeSettings(BaseModel):
     max_images: int = Field(16, ge=0)
     max_budget: int = Field(255, ge=1)
     max_body_mb: int = Field(64, ge=1)
+    prefix_cache_mb: int = Field(DEFAULT_PREFIX_MB, ge=0)
     fetch_urls: bool = True
     cors_origins: tuple[str, ...] = ()
     log_prompts: bool = False

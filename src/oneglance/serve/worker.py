@@ -106,19 +106,21 @@ class Worker:
         load: makes the decoder.
         metrics: counts.
         max_queue: jobs that may wait besides the one that runs.
+        prefix_cache_mb: MiB for rows that later requests reuse; 0 for none.
 
     Attributes:
         decoder: once it is loaded.
         failure: why it could not be loaded.
     """
 
-    def __init__(self, load: Callable[[], Decoder], metrics: Metrics, *, max_queue: int) -> None:
+    def __init__(self, load: Callable[[], Decoder], metrics: Metrics, *, max_queue: int, prefix_cache_mb: int) -> None:
         self.decoder: Decoder | None = None
         self.failure: Exception | None = None
         self.on_failure: Callable[[], None] = lambda: None
         self._load = load
         self._metrics = metrics
         self._max_queue = max_queue
+        self._prefix_cache_mb = prefix_cache_mb
         self._queue = FairQueue()
         self._inside: set[Job] = set()
         self._running: Job | None = None
@@ -186,11 +188,13 @@ class Worker:
     def _serve(self) -> None:
         started = time.perf_counter()
         try:
-            self.decoder = self._load()
+            self.decoder = decoder = self._load().with_prefixes(self._prefix_cache_mb)
         except Exception as error:
             self.failure = error
             self.on_failure()
             return
+        store = decoder.prefixes
+        self._metrics.prefix_bytes.set_function(lambda: 0 if store is None else store.nbytes)
         log.info("ready", extra={"fields": {"load_s": round(time.perf_counter() - started, 3)}})
         while (job := self._queue.get()) is not None:
             self._running = job
@@ -232,6 +236,7 @@ class Worker:
             generation,
             reason=job.ended or generation.finish_reason,
             num_prompt=num_prompt,
+            looks_up=decoder.prefixes is not None,
             first_s=None if first_at is None else first_at - job.arrived,
             whole_s=time.perf_counter() - job.arrived,
         )

@@ -20,8 +20,9 @@ from transformers.cache_utils import Cache
 
 from oneglance.core import InputError, TokenTree
 from oneglance.targets import hf, identity
+from oneglance.targets.contents import Content
 from oneglance.targets.passes import FreeShape, Passes
-from oneglance.targets.state import Inputs, TargetState
+from oneglance.targets.state import Inputs, TargetState, joined
 
 FEATURE_POINT = "input_of_next_layer"
 
@@ -251,6 +252,10 @@ class Target:
         is_text[self.image_rows(inputs)] = False
         return Inputs({"input_ids": ids[:, is_text]})
 
+    def contents(self, inputs: Inputs) -> list[Content]:
+        """What each row of a prompt stands for, (T,)."""
+        return list(inputs.token_ids)
+
     def extend(self, inputs: Inputs, token_ids: Sequence[int]) -> Inputs:
         """The prompt followed by text tokens: what a teacher-forced pass over an answer takes."""
         ids = inputs.tensors["input_ids"]
@@ -260,10 +265,10 @@ class Target:
     # The verbs --------------------------------------------------------------------------------------------------
 
     def run_prefill(self, inputs: Inputs, cache: Cache) -> tuple[Tensor, int, dict[str, Tensor]]:
-        """One pass over the prompt.
+        """One pass over the rows of the prompt that ``cache`` does not hold yet.
 
         Returns:
-            Hidden states (1, T, H) after the final norm, rope_delta, extras for packed passes.
+            Their hidden states (1, T', H) after the final norm, rope_delta, extras for packed passes.
         """
         raise NotImplementedError
 
@@ -277,12 +282,13 @@ class Target:
         raise NotImplementedError
 
     @torch.inference_mode()
-    def prefill(self, inputs: Inputs, layer_ids: Sequence[int] = ()) -> TargetState:
+    def prefill(self, inputs: Inputs, layer_ids: Sequence[int] = (), cache: Cache | None = None) -> TargetState:
         """Run the prompt, vision encoder included, exactly once.
 
         Args:
             inputs: from ``encode`` or ``wrap``.
             layer_ids: kept layers whose features are collected, in the order in which they are concatenated.
+            cache: holds the first rows of the prompt, which are not run again; the state's own from here on.
 
         Raises:
             InputError: the prompt does not fit into the context.
@@ -293,7 +299,7 @@ class Target:
                 f"the prompt has {len(token_ids)} tokens and the target's context is {self.context_length}; "
                 "use a smaller image or a shorter prompt"
             )
-        cache = hf.new_cache(self.model.config)
+        cache = hf.new_cache(self.model.config) if cache is None else cache
         with self._lock, hf.captured_features(self.feature_points(layer_ids)) as features:
             hf.forget_positions(self.model)
             hidden, rope_delta, extras = self.run_prefill(inputs, cache)
@@ -308,7 +314,7 @@ class Target:
             extras=extras,
         )
         if layer_ids:
-            state.fresh.append(_joined(features))
+            state.fresh.append(joined(features))
         return state
 
     @torch.inference_mode()
@@ -361,7 +367,7 @@ class Target:
         num_rows, features = state.pending
         hf.keep_rows(state.cache, self.self_attention_layers, state.length, path, num_rows)
         if state.layer_ids:
-            rows = _joined(features)
+            rows = joined(features)
             state.fresh.append(rows if len(path) == num_rows else rows[torch.as_tensor(path, device=rows.device)])
         state.pending = None
         state.length += len(path)
@@ -392,9 +398,3 @@ class Target:
         mask = torch.zeros(size, past + size, dtype=self.dtype)
         mask[:, past:].masked_fill_(~visible, torch.finfo(self.dtype).min)
         return mask[None, None].to(self.device)
-
-
-def _joined(features: Sequence[Tensor]) -> Tensor:
-    """(T, F) features on the device of the last kept layer, concatenated in listed order."""
-    device = features[-1].device
-    return torch.cat([f[0].to(device) for f in features], dim=-1)

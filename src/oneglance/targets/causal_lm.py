@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
+from oneglance.targets import hf
 from oneglance.targets.base import Target
 from oneglance.targets.state import Inputs, TargetState
 
@@ -23,7 +25,11 @@ class CausalLM(Target):
         return model
 
     def run_prefill(self, inputs: Inputs, cache: Cache) -> tuple[Tensor, int, dict[str, Tensor]]:
-        output = self.text_model(**inputs.tensors, **{self._cache_keyword: cache}, use_cache=True)
+        ids, past = inputs.tensors["input_ids"], hf.cached_length(cache, 0)
+        positions = torch.arange(past, ids.shape[1], device=ids.device)[None]
+        output = self.text_model(
+            input_ids=ids[:, past:], position_ids=positions, **{self._cache_keyword: cache}, use_cache=True
+        )
         return output.last_hidden_state, 0, {}
 
     def packed_arguments(self, state: TargetState, depths: Tensor) -> dict[str, Tensor]:

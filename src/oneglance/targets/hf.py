@@ -49,6 +49,19 @@ def cached_length(cache: Cache, layer: int) -> int:
     return int(cache.layers[layer].get_seq_length())
 
 
+def cached_rows(cache: Cache, layers: Sequence[int], length: int | None = None) -> list[torch.Tensor]:
+    """Keys and values of layers, in turn, (1, KV, length, D) each: views, which the next pass may overwrite."""
+    return [rows[:, :, :length] for i in layers for rows in (cache.layers[i].keys, cache.layers[i].values)]
+
+
+def filled_cache(config: Any, layers: Sequence[int], rows: Sequence[torch.Tensor]) -> DynamicCache:
+    """A cache with rows in some layers, in the order of ``cached_rows``."""
+    cache = new_cache(config)
+    for index, keys, values in zip(layers, rows[::2], rows[1::2], strict=True):
+        cache.update(keys, values, index)
+    return cache
+
+
 def keep_rows(cache: Cache, layers: Sequence[int], start: int, path: Sequence[int], num_rows: int) -> None:
     """Keep the accepted rows of a packed pass and drop the others, layer by layer and in place.
 

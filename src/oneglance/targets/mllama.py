@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from oneglance.core import HeadError, InputError
+from oneglance.targets import hf
 from oneglance.targets.base import Target
+from oneglance.targets.contents import Content, CrossRow, fingerprint, raw
 from oneglance.targets.state import Inputs, TargetState
 
 
@@ -74,6 +76,14 @@ class Mllama(Target):
             )
         return [(self.layers[i], "output") for i in layer_ids]
 
+    def contents(self, inputs: Inputs) -> list[Content]:
+        images = [inputs.tensors[name] for name in self.image_names if name in inputs.tensors]
+        if not images:
+            return super().contents(inputs)
+        name, mask = fingerprint(*images), inputs.tensors.get("cross_attention_mask")
+        seen = [None] * len(inputs.token_ids) if mask is None else [raw(row) for row in mask[0]]
+        return [CrossRow(token, name, row) for token, row in zip(inputs.token_ids, seen, strict=True)]
+
     def extend(self, inputs: Inputs, token_ids: Sequence[int]) -> Inputs:
         longer = super().extend(inputs, token_ids)
         mask = longer.tensors.get("cross_attention_mask")
@@ -83,8 +93,13 @@ class Mllama(Target):
         return longer
 
     def run_prefill(self, inputs: Inputs, cache: Cache) -> tuple[Tensor, int, dict[str, Tensor]]:
-        output = self.packed_module(**inputs.tensors, **{self._cache_keyword: cache}, use_cache=True)
-        mask = inputs.tensors.get("cross_attention_mask")
+        arguments, past = dict(inputs.tensors), hf.cached_length(cache, self.self_attention_layers[0])
+        mask = arguments.get("cross_attention_mask")
+        if past:  # the cross-attention layers hold the images
+            arguments = {"input_ids": arguments["input_ids"][:, past:]}
+            if mask is not None:
+                arguments["cross_attention_mask"] = mask[:, past:]
+        output = self.packed_module(**arguments, **{self._cache_keyword: cache}, use_cache=True)
         extras = {} if mask is None else {"cross_attention_mask": mask[:, -1:]}
         return output.last_hidden_state, 0, extras
 

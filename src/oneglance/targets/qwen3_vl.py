@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from oneglance.core import InputError
+from oneglance.targets import hf
 from oneglance.targets.base import Target
+from oneglance.targets.contents import Content, ImageRow, fingerprint
 from oneglance.targets.state import Inputs, TargetState
 
 
@@ -48,6 +50,19 @@ class Qwen3VL(Target):
         longer.tensors.pop("mm_token_type_ids", None)  # read off the ids at prefill
         return longer
 
+    def contents(self, inputs: Inputs) -> list[Content]:
+        contents = super().contents(inputs)
+        if inputs.num_images:
+            places = (inputs.tensors["input_ids"][0] == self.model.config.image_token_id).nonzero()[:, 0]
+            self._check_image_rows(inputs, len(places))
+            grids, row = inputs.tensors["image_grid_thw"], iter(places.tolist())
+            patches = torch.split(inputs.tensors["pixel_values"], grids.prod(-1).tolist())
+            for pixels, grid, num_rows in zip(patches, grids, self._rows_by_image(grids).tolist(), strict=True):
+                name = fingerprint(pixels, grid)
+                for place in range(num_rows):
+                    contents[next(row)] = ImageRow(name, place)
+        return contents
+
     def run_prefill(self, inputs: Inputs, cache: Cache) -> tuple[Tensor, int, dict[str, Tensor]]:
         ids = inputs.tensors["input_ids"]
         is_image = ids == self.model.config.image_token_id
@@ -66,8 +81,11 @@ class Qwen3VL(Target):
             raise InputError("the prompt holds image placeholders but no image was given")
         else:
             position_ids, rope_delta = torch.arange(ids.shape[1], device=ids.device).expand(3, 1, -1), 0
+        past = hf.cached_length(cache, 0)
+        if past:
+            arguments = self._after(arguments, past, int(is_image[:, :past].sum()))
         output = self.model.model(
-            **arguments, position_ids=position_ids, **{self._cache_keyword: cache}, use_cache=True
+            **arguments, position_ids=position_ids[..., past:], **{self._cache_keyword: cache}, use_cache=True
         )
         return output.last_hidden_state, rope_delta, {}
 
@@ -75,9 +93,26 @@ class Qwen3VL(Target):
         positions = depths + (state.length + state.rope_delta)
         return {"position_ids": positions.expand(3, 1, -1)}
 
+    def _after(self, arguments: dict[str, Any], past: int, num_seen: int) -> dict[str, Any]:
+        """The arguments of a pass over what follows ``past`` rows, ``num_seen`` of them of whole images."""
+        arguments = {**arguments, "input_ids": arguments["input_ids"][:, past:]}
+        if not num_seen:
+            return arguments
+        grids, pixels = arguments.pop("image_grid_thw"), arguments.pop("pixel_values")
+        ends = self._rows_by_image(grids).cumsum(0)
+        num_images = int((ends <= num_seen).sum())
+        assert int(ends[num_images - 1]) == num_seen, "the cache ends inside an image"
+        if num_images < len(grids):
+            num_patches = int(grids[:num_images].prod(-1).sum())
+            arguments |= {"image_grid_thw": grids[num_images:], "pixel_values": pixels[num_patches:]}
+        return arguments
+
+    def _rows_by_image(self, grids: Tensor) -> Tensor:
+        rows: Tensor = grids.prod(-1) // self.model.config.vision_config.spatial_merge_size**2
+        return rows
+
     def _check_image_rows(self, inputs: Inputs, num_rows: int) -> None:
-        merge = self.model.config.vision_config.spatial_merge_size
-        expected = int(inputs.tensors["image_grid_thw"].prod(-1).sum()) // merge**2
+        expected = int(self._rows_by_image(inputs.tensors["image_grid_thw"]).sum())
         if num_rows != expected:
             raise InputError(
                 f"the prompt holds {num_rows} image rows but its images make {expected}; encode both together"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -49,6 +50,8 @@ class TargetState:
         layer_ids: kept layers whose features are collected.
         inputs: the prompt, for drafters that run a model of their own over it.
         fresh: features of committed rows that no drafter has taken yet, (T_i, F) each.
+        draft_rows: the drafter's own rows of a reused prefix, from which ``Drafter.start`` goes on; features of those
+            rows are not in ``fresh``.
         extras: what packed passes of this family need besides (for mllama the cross-attention mask row).
     """
 
@@ -60,6 +63,7 @@ class TargetState:
     inputs: Inputs
     layer_ids: tuple[int, ...] = ()
     fresh: list[Tensor] = field(default_factory=list)
+    draft_rows: list[Tensor] = field(default_factory=list)
     extras: dict[str, Tensor] = field(default_factory=dict)
     pending: tuple[int, list[Tensor]] | None = None
 
@@ -68,3 +72,9 @@ class TargetState:
         features = self.fresh[0] if len(self.fresh) == 1 else torch.cat(self.fresh)
         self.fresh = []
         return features
+
+
+def joined(features: Sequence[Tensor]) -> Tensor:
+    """(T, F) features on the device of the last kept layer, concatenated in listed order."""
+    device = features[-1].device
+    return torch.cat([f[0].to(device) for f in features], dim=-1)
