@@ -293,7 +293,7 @@ class Target:
                 f"the prompt has {len(token_ids)} tokens and the target's context is {self.context_length}; "
                 "use a smaller image or a shorter prompt"
             )
-        cache = hf.new_cache(self.model.config)
+        cache = hf.roomy_cache(self.model.config, self.self_attention_layers, self.context_length)
         with self._lock, hf.captured_features(self.feature_points(layer_ids)) as features:
             hf.forget_positions(self.model)
             hidden, rope_delta, extras = self.run_prefill(inputs, cache)

@@ -21,6 +21,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
 from oneglance.core import SamplingParams, TargetError
+from oneglance.targets.kv import RoomyLayer
 
 
 def cache_keyword(module: nn.Module) -> str:
@@ -41,6 +42,23 @@ def new_cache(config: Any) -> DynamicCache:
                 f"layer {index} keeps a {type(layer).__name__}, which cannot be rolled back after a rejected tree; "
                 "use a target whose layers all use full attention"
             )
+    return cache
+
+
+def roomy_cache(config: Any, layers: Sequence[int], limit: int) -> DynamicCache:
+    """An empty cache in which some layers are written in place; the others (cross-attention) are transformers' own.
+
+    Args:
+        config: of the model.
+        layers: those with one row a token.
+        limit: rows of the longest sequence.
+
+    Raises:
+        TargetError: a layer's cache cannot be rolled back.
+    """
+    cache = new_cache(config)
+    for index in layers:
+        cache.layers[index] = RoomyLayer(limit)
     return cache
 
 
