@@ -11,7 +11,7 @@ certain, not proven.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ import torch
 
 from oneglance.core import InputError, TokenTree
 from oneglance.targets import hf
+from oneglance.targets.grouped import grouped_attention
 from oneglance.tree import PackedTree, pack
 
 STEP = 16  # M is a multiple of it
@@ -41,7 +42,7 @@ class Passes(Protocol):
 
 @dataclass(frozen=True)
 class FreeShape:
-    """N+1 rows, the kernels that the target was opened with."""
+    """N+1 rows, the attention backend that the target was opened with."""
 
     name: str = "free"
 
@@ -49,7 +50,7 @@ class FreeShape:
         return pack(root, tree)
 
     def running(self, text_config: Any) -> AbstractContextManager[None]:
-        return nullcontext()
+        return grouped_attention(text_config)
 
 
 @dataclass(frozen=True)
