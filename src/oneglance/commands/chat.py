@@ -35,6 +35,7 @@ def chat(
     device_map: options.DeviceMap = None,
     attention: options.Attention = "sdpa",
     threads: options.Threads = None,
+    runner: options.Runner = "auto",
     json: options.Json = False,
 ) -> None:
     """Talk about images, turn by turn.
@@ -56,6 +57,7 @@ def chat(
         device=device,
         device_map=device_map,
         attention=attention,
+        runner=runner,
         threads=threads,
     )
     talk = Conversation(decoder, params, system, pictures, show=not json)

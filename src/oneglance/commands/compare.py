@@ -27,6 +27,7 @@ def compare(
     device: options.Device = None,
     attention: options.Attention = "sdpa",
     threads: options.Threads = None,
+    runner: options.Runner = "auto",
     json: options.Json = False,
 ) -> None:
     """Decode one prompt by all systems: rounds, τ, milliseconds, and how each system cut the text into rounds.
@@ -38,7 +39,7 @@ def compare(
     from oneglance.bench.metrics import by_prompt, mean_ms
     from oneglance.bench.runner import Bench
 
-    setup = measuring.Setup(target, head, budget, max_new_tokens, dtype, device, attention, threads)
+    setup = measuring.Setup(target, head, budget, max_new_tokens, dtype, device, attention, threads, runner=runner)
     setup.check()
     names = opening.names_of(systems)
     bound = setup.bind(names)

@@ -46,6 +46,7 @@ def demo(
     device_map: options.DeviceMap = None,
     attention: options.Attention = "sdpa",
     threads: options.Threads = None,
+    runner: options.Runner = "auto",
     json: options.Json = False,
 ) -> None:
     """Decode a page plainly and with the draft head, side by side.
@@ -68,6 +69,7 @@ def demo(
         device=device,
         device_map=device_map,
         attention=attention,
+        runner=runner,
         threads=threads,
     )
     from oneglance.commands.pairs import Duel

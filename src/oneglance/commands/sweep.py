@@ -43,6 +43,7 @@ def sweep(
     device: options.Device = None,
     attention: options.Attention = "sdpa",
     threads: options.Threads = None,
+    runner: options.Runner = "auto",
     json: options.Json = False,
 ) -> None:
     """Vary one thing: budget or depth (arms of one run, with one plain arm), context, temperature or threads.
@@ -56,7 +57,7 @@ def sweep(
 
     along = sweeps.axis(axis)
     chosen = sweeps.values_of(along, values)
-    setup = measuring.Setup(target, head, budget, max_new_tokens, dtype, device, attention, threads)
+    setup = measuring.Setup(target, head, budget, max_new_tokens, dtype, device, attention, threads, runner=runner)
     setup.check()
     if along.name == "threads" and threads is not None:
         raise InputError("sweep threads sets the threads itself; give --values instead of --threads")

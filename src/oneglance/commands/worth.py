@@ -30,6 +30,7 @@ def worth_it(
     device: options.Device = None,
     attention: options.Attention = "sdpa",
     threads: options.Threads = None,
+    runner: options.Runner = "auto",
     json: options.Json = False,
 ) -> None:
     """Decode your prompts plainly, with a chain and with a tree, and say which one to use, if any.
@@ -43,7 +44,7 @@ def worth_it(
     from oneglance.bench.runner import Bench
     from oneglance.train.fit import read_questions
 
-    setup = measuring.Setup(target, head, budget, max_new_tokens, dtype, device, attention, threads)
+    setup = measuring.Setup(target, head, budget, max_new_tokens, dtype, device, attention, threads, runner=runner)
     setup.check()
     cases = own_images(images, read_questions(prompts), limit)
     bound = setup.bind(["plain", "chain", "tree"])

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
@@ -61,3 +62,19 @@ def attend(
     stacked = query.reshape(1, kv_heads, -1, size)  # (1, KV, group x M, D)
     out = F.scaled_dot_product_attention(stacked, key, value, attn_mask=mask, scale=scaling)
     return out.reshape(1, heads, rows, size).transpose(1, 2), None
+
+
+def ancestor_mask(buffer: Tensor, past: int, visible: Tensor) -> Tensor:
+    """Fill an additive mask in place: a row sees the past, itself and its ancestors, and nothing beyond.
+
+    Args:
+        buffer: (1, 1, M or group x M, C), in the dtype of the model.
+        past: committed rows.
+        visible: (M, M) bool.
+    """
+    size = visible.shape[0]
+    rows = buffer.view(-1, size, buffer.shape[-1])  # (group, M, C)
+    rows[:, :, :past] = 0
+    rows[:, :, past:] = torch.finfo(buffer.dtype).min
+    rows[:, :, past : past + size].masked_fill_(visible, 0)
+    return buffer

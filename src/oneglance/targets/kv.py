@@ -48,6 +48,23 @@ class RoomyLayer(DynamicLayer):
         self.keys, self.values = keys[:, :, :end], values[:, :, :end]
         return self.keys, self.values
 
+    def reserve(self, needed: int) -> None:
+        """Have room for so many rows. The layer has some already."""
+        if needed > self.capacity:
+            self.move((self._grown(self.keys, self.keys, needed), self._grown(self.values, self.values, needed)))
+
+    def move(self, room: tuple[Tensor, Tensor]) -> None:
+        """Lie elsewhere: in tensors that hold the same rows."""
+        length = self.get_seq_length()
+        self.room = room
+        self.keys, self.values = (part[:, :, :length] for part in room)
+
+    def advance(self, count: int) -> None:
+        """Count rows that a static pass has written behind the last one."""
+        assert self.room is not None
+        end = self.get_seq_length() + count
+        self.keys, self.values = (part[:, :, :end] for part in self.room)
+
     def reset(self) -> None:
         super().reset()
         self.room = None

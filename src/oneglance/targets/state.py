@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -61,7 +62,7 @@ class TargetState:
     layer_ids: tuple[int, ...] = ()
     fresh: list[Tensor] = field(default_factory=list)
     extras: dict[str, Tensor] = field(default_factory=dict)
-    pending: tuple[int, list[Tensor]] | None = None
+    pending: tuple[int, Sequence[Tensor]] | None = None
 
     def take_features(self) -> Tensor:
         """(T, F) features of the rows committed since the last call; the root's own feature does not exist yet."""
