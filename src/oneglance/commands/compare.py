@@ -46,8 +46,8 @@ def compare(
     pictures = opening.read_images(image)
     (case,) = suite(["docvqa"], 1) if prompt is None else [Case("prompt", "yours", prompt, lambda: pictures)]
     opened = setup.open()
-    runner = Bench(opened, bound, opening.sampling(max_new_tokens), warmup=1, replicates=replicates)
-    records = measuring.measure(runner, [case], {}, out=None, show=False)
+    clock = Bench(opened, bound, opening.sampling(max_new_tokens), warmup=1, replicates=replicates)
+    records = measuring.measure(clock, [case], {}, out=None, show=False)
     rows: list[dict[str, Any]] = []
     for name in names:
         (own,) = by_prompt([r for r in records if r.system == name]).values()

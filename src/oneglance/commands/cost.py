@@ -69,8 +69,8 @@ def cost(
     cases = asking.choose_cases(tasks, prompts, limit, data)
     settings = setup.describe(cases, limit=limit)
     opened = setup.open()
-    runner = Bench(opened, bound, opening.sampling(max_new_tokens))
-    records = measuring.measure(runner, cases, settings, out=None, show=not json)
+    clock = Bench(opened, bound, opening.sampling(max_new_tokens))
+    records = measuring.measure(clock, cases, settings, out=None, show=not json)
     found = parts.costs(records, sized)
     first = found[0]
     result: dict[str, Any] = {

@@ -73,7 +73,7 @@ def sweep(
     for value in [None] if along.is_shared else chosen:
         runner = base if value is None else sweeps.at(base, along, value)
         place = None if out is None else _place(out, value)
-        done = measuring.measure(runner, cases, {**settings, "value": value}, out=place, show=not json)
+        done = measuring.measure(clock, cases, {**settings, "value": value}, out=place, show=not json)
         points += sweeps.points(done, value)
         records += done
     result: dict[str, Any] = {

@@ -49,8 +49,8 @@ def worth_it(
     cases = own_images(images, read_questions(prompts), limit)
     bound = setup.bind(["plain", "chain", "tree"])
     settings = setup.describe(cases, limit=limit)
-    runner = Bench(setup.open(), bound, opening.sampling(max_new_tokens))
-    records = measuring.measure(runner, cases, settings, out=out, show=not json)
+    clock = Bench(setup.open(), bound, opening.sampling(max_new_tokens))
+    records = measuring.measure(clock, cases, settings, out=out, show=not json)
     advice = advise(records)
     result = {
         "manifest": manifest(**settings),

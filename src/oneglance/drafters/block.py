@@ -279,7 +279,7 @@ def packed_bytes(*tensors: Tensor) -> Tensor:
 
 def unpacked(data: Tensor, like: Sequence[Tensor]) -> list[np.ndarray]:
     """Arrays of the types and shapes of ``like`` from such bytes."""
-    parts = data.split([tensor.nbytes for tensor in like])
+    parts = data.split([tensor.nbytes for tensor in like])  # type: ignore[no-untyped-call]
     return [
         part.clone().view(tensor.dtype).view(tensor.shape).numpy() for part, tensor in zip(parts, like, strict=True)
     ]

@@ -83,7 +83,7 @@ class CudaGraphs:
     def record(self, work: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
         if self._device.type != "cuda":
             raise RuntimeError(f"there are no CUDA graphs on {self._device.type}")
-        side = torch.cuda.Stream(self._device)
+        side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(side):  # kernels and workspaces are chosen before anything is recorded
             for _ in range(2):

@@ -37,7 +37,7 @@ Rooms = list[tuple[Tensor, Tensor]]  # a layer's keys and values, (1, KV, C, D) 
 PackedPass = Callable[[PassInputs, Rooms], tuple[Tensor, list[Tensor]]]
 
 
-class SlotLayer(DynamicLayer):
+class SlotLayer(DynamicLayer):  # type: ignore[misc]
     """A cache layer that writes rows at given places and returns the whole room."""
 
     def __init__(self, keys: Tensor, values: Tensor, slots: Tensor) -> None:
