@@ -71,7 +71,7 @@ def sweep(
     points: list[Point] = []
     records: list[Record] = []
     for value in [None] if along.is_shared else chosen:
-        runner = base if value is None else sweeps.at(base, along, value)
+        clock = base if value is None else sweeps.at(base, along, value)
         place = None if out is None else _place(out, value)
         done = measuring.measure(clock, cases, {**settings, "value": value}, out=place, show=not json)
         points += sweeps.points(done, value)

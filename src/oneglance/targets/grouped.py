@@ -54,7 +54,7 @@ def attend(
         attention_mask: (1, 1, M or group x M, C) additive; without one every row sees everything.
         scaling: of the scores.
     """
-    _, heads, rows, size = query.shape
+    heads, rows, size = query.shape[1:]
     kv_heads = key.shape[1]
     mask = attention_mask
     if mask is not None and mask.shape[-2] == rows:

@@ -13,7 +13,7 @@ from transformers.cache_utils import DynamicLayer
 GROWTH = 512  # rows by which a layer grows
 
 
-class RoomyLayer(DynamicLayer):
+class RoomyLayer(DynamicLayer):  # type: ignore[misc]
     """A cache layer with room behind its rows.
 
     ``keys`` and ``values`` are views of its rows, (1, KV, length, D); so transformers' own length, crop and masks hold
@@ -22,6 +22,9 @@ class RoomyLayer(DynamicLayer):
     Args:
         limit: rows that one sequence has at most. Packed rows may pass it for as long as they are pending.
     """
+
+    keys: Tensor
+    values: Tensor
 
     def __init__(self, limit: int) -> None:
         super().__init__()
