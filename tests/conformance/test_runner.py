@@ -202,6 +202,7 @@ def test_what_cannot_be_recorded_runs_as_it_is_and_says_so_once() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # inductor's own, inside a compilation
 @pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="no C++ compiler")
 def test_compiled_passes_are_the_targets_own_and_compiled_once_a_width(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._dynamo.utils import counters
