@@ -18,7 +18,6 @@ from oneglance.core import AcceptRule, Drafter, Generation, SamplingParams, Toke
 from oneglance.decoder import Decoder
 from oneglance.reference import Reference, capped, hf_generate, reference
 from oneglance.targets.base import Target
-from oneglance.targets.passes import FreeShape
 from oneglance.targets.state import Inputs, TargetState
 
 __all__ = ["Reference", "audit", "hf_generate", "reference"]
@@ -254,7 +253,7 @@ def audit(
     """
     params = capped(params or SamplingParams(), max_new_tokens)
     report = AuditReport()
-    is_free = isinstance(target.passes, FreeShape)
+    is_free = not target.passes.is_fixed
     others: dict[str, BindDecode] = {name: decode_by(bind) for name, bind in arms.items()}
     if compare_hf and is_free and replace(params, seed=None) == SamplingParams(max_new_tokens=max_new_tokens):
         others["generate"] = decode_hf

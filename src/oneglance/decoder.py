@@ -30,6 +30,7 @@ from oneglance.drafters.plain import NoDrafter
 from oneglance.drafters.pruned import Pruned
 from oneglance.drafters.settings import wants_block_head
 from oneglance.prefixes import PrefixStore
+from oneglance.runner import check_name, with_runner
 from oneglance.stream import Run, Step, Stream
 from oneglance.targets import open_target
 from oneglance.targets.base import Target
@@ -252,6 +253,7 @@ def load(
     device_map: str | None = None,
     attention: str = "sdpa",
     fixed_shape: bool = False,
+    runner: str = "auto",
 ) -> Decoder:
     """Open a target and its drafter.
 
@@ -270,6 +272,7 @@ def load(
         device_map: for accelerate, e.g. ``auto``.
         attention: ``sdpa`` or ``eager``.
         fixed_shape: run every packed pass, plain decoding's too, in the one shape that the budget needs.
+        runner: how packed passes are executed: ``auto``, ``eager``, ``compile`` or ``graphs`` (docs/runner.md).
 
     Raises:
         InputError: something does not exist, does not fit, or is not supported; the message names the fix.
@@ -278,6 +281,7 @@ def load(
     takes_own = wants_block_head(drafter)
     if takes_own and head is None and not target.startswith("builtin:"):
         raise InputError(f"target {target!r} needs a draft head: give head=…, or drafter='none' for plain decoding")
+    check_name(runner)
     chosen = policy(tree)
     if budget == "auto":
         check_auto(chosen, fixed_shape=fixed_shape)
@@ -290,4 +294,5 @@ def load(
         attention=attention,
         fixed_for_budget=budget if fixed_shape and budget != "auto" else None,
     )
+    opened = with_runner(opened, runner)
     return Decoder(opened, at_budget(bind, opened, budget=budget, keeps=True, policy=chosen, branch_k=branch_k))

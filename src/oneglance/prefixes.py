@@ -271,7 +271,7 @@ class Reuse:
             return target.prefill(self._inputs, self._layer_ids)
         own = parts[target.model]
         layers = [*target.self_attention_layers, *self._others[: len(own.fixed) // 2]]
-        cache = hf.filled_cache(target.model.config, layers, [*own.rows, *own.fixed])
+        cache = hf.filled(target.empty_cache(), layers, [*own.rows, *own.fixed])
         state = target.prefill(self._inputs, self._layer_ids, cache)
         if self._drafts_for is not None:
             state.draft_rows = parts[self._drafts_for].rows

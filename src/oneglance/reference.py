@@ -17,7 +17,6 @@ from oneglance.accept import argmax, gumbel
 from oneglance.core import EMPTY_TREE, SamplingParams
 from oneglance.targets import hf
 from oneglance.targets.base import Target
-from oneglance.targets.passes import FreeShape
 from oneglance.targets.processing import processors
 from oneglance.targets.state import Inputs
 
@@ -88,7 +87,7 @@ def reference(
     params = capped(params or SamplingParams(), max_new_tokens)
     eos = set(target.eos_ids)
     processor = processors(target, inputs, params)
-    steps = (plain_rows if isinstance(target.passes, FreeShape) else shaped_rows)(target, inputs)
+    steps = (shaped_rows if target.passes.is_fixed else plain_rows)(target, inputs)
     token_ids: list[int] = []
     rows, gaps = [], []
     context = inputs.tensors["input_ids"]

@@ -13,7 +13,7 @@ from torch import Tensor
 from helpers import decode_ids, decoyed_tree, hf_forward, hf_generate, prompt, start, walk
 from oneglance.core import EMPTY_TREE, DraftError, InputError
 from oneglance.decoder import Decoder
-from oneglance.drafters.block import GROWTH, BlockDrafter, DraftState
+from oneglance.drafters.block import GROWTH, BlockDrafter, DraftState, packed_bytes, to_host, unpacked
 from oneglance.drafters.checkpoint import HeadCheckpoint
 from oneglance.drafters.head import BlockHead, HeadConfig
 from oneglance.targets.base import Target
@@ -65,12 +65,12 @@ def test_incremental_drafts_equal_fresh_ones_from_the_models_own_states(sdpa_tar
         with passes(head) as seen:
             marginals = drafter.marginals(root, state, draft_state, head.config.num_offsets)
         ((block, context, positions),) = seen
-        # [root, mask, …] at the root's index and after it; the context is all before it and nothing else
+        # [root, mask, …] at the root's index and after it; the context is all before it, then the block's own rows
         slots = torch.tensor([root] + [head.config.mask_token_id] * 15)
         assert torch.equal(block[0], target.embedding(slots))
         assert positions.tolist() == list(range(state.length, state.length + 16))
         assert state.length == len(state.token_ids) - 1 == draft_state.length
-        assert all(keys.shape[2] == values.shape[2] == state.length for keys, values in context)
+        assert all(keys.shape[2] == values.shape[2] == state.length + 16 for keys, values in context)
         expected = fresh_log_q(target, head, inputs, committed, root)
         expected[:, list(target.banned_ids)] = -torch.inf
         expected = expected.log_softmax(-1)
@@ -239,6 +239,15 @@ def test_the_draft_cache_is_what_was_appended(seed: int) -> None:
     found = [tensor for pair in state.context() for tensor in pair]
     assert all(torch.equal(a, torch.cat(b, 2)) for a, b in zip(found, expected, strict=True))
     assert state.length == found[0].shape[2]
+
+
+def test_an_array_is_what_its_tensor_was() -> None:
+    """One copy a round: ids, log q and the rescorer's table in one transfer, whose bytes are then taken apart."""
+    given = [torch.arange(6).view(2, 3), torch.randn(2, 3), torch.randn(1, 3, 3, dtype=torch.float64)]
+    for parts in (to_host(*given), unpacked(packed_bytes(*given), given)):
+        for array, tensor in zip(parts, given, strict=True):
+            assert torch.equal(torch.from_numpy(array), tensor)
+            assert array.dtype == tensor.numpy().dtype
 
 
 def test_best_first_is_the_default_policy(qwen3: Target) -> None:

@@ -78,6 +78,7 @@ def audit(
     device_map: options.DeviceMap = None,
     attention: options.Attention = "sdpa",
     threads: options.Threads = None,
+    runner: options.Runner = "auto",
     fixed_shape: options.FixedShape = False,
     json: options.Json = False,
 ) -> None:
@@ -97,6 +98,7 @@ def audit(
     from oneglance.bench.manifest import manifest
     from oneglance.drafters import prepare
     from oneglance.drafters.paced import at_budget
+    from oneglance.runner import check_name, with_runner
     from oneglance.targets import open_target
     from oneglance.tree import policy
 
@@ -109,6 +111,9 @@ def audit(
         raise InputError("--matrix compares greedy text; drop --temperature and its kind")
     sizes = [opening.budget_of(size) for size in budget or []] or [options.BUDGET]
     _check_matrix(matrix, tree=tree, budget=sizes, dtype=dtype, gate=gate, out=out, baseline=baseline)
+    if matrix and runner not in ("auto", "eager"):
+        raise InputError("--matrix compares kernels of its own; drop --runner")
+    check_name(runner)
     opening.set_threads(threads)
     for size in sizes:
         opening.check_tree(size, branch_k)
@@ -138,7 +143,7 @@ def audit(
             json=json,
         )
         raise typer.Exit(0 if is_sound else 1)
-    opened = open_in(dtype=dtype)
+    opened = with_runner(open_in(dtype=dtype), runner)
     arms = {
         f"{name}/{size}": partial(at_budget, bind, policy=chosen, budget=size, branch_k=branch_k)
         for name, chosen in policies.items()

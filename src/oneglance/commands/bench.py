@@ -39,6 +39,7 @@ def bench(
     device_map: options.DeviceMap = None,
     attention: options.Attention = "sdpa",
     threads: options.Threads = None,
+    runner: options.Runner = "auto",
     fixed_shape: options.FixedShape = False,
     json: options.Json = False,
 ) -> None:
@@ -62,12 +63,14 @@ def bench(
     from oneglance.bench.runner import Bench
     from oneglance.targets import open_fixed
 
-    setup = measuring.Setup(target, head, budget, max_new_tokens, dtype, device, attention, threads, device_map)
+    setup = measuring.Setup(target, head, budget, max_new_tokens, dtype, device, attention, threads, device_map, runner)
     setup.check()
     charges = compare.charges(charge_tau or [])
     names, others = split(opening.names_of(systems))
     if "plain-shaped" in names and not fixed_shape:
         raise InputError("the system plain-shaped goes with --fixed-shape")
+    if fixed_shape and runner not in ("auto", "eager"):
+        raise InputError(f"--fixed-shape is a way of its own to run passes; drop --runner {runner}")
     bound = setup.bind(names)
     cases = asking.choose_cases(tasks, prompts, limit, data)
     settings = setup.describe(cases, limit=limit, fixed_shape=fixed_shape)
@@ -75,8 +78,8 @@ def bench(
     shaped = open_fixed(opened, budget) if fixed_shape else None
     params = opening.sampling(max_new_tokens)
     outside = open_outside(others, opened)
-    runner = Bench(opened, bound, params, warmup=warmup, replicates=replicates, outside=outside, shaped=shaped)
-    records = measuring.measure(runner, cases, settings, out=out, show=not json)
+    clock = Bench(opened, bound, params, warmup=warmup, replicates=replicates, outside=outside, shaped=shaped)
+    records = measuring.measure(clock, cases, settings, out=out, show=not json)
     rows = summarise(records)
     gains = {s: [r.speedup for r in rows if r.system == s and r.speedup is not None] for s in names}
     result: dict[str, Any] = {

@@ -35,6 +35,7 @@ def chat(
     device_map: options.DeviceMap = None,
     attention: options.Attention = "sdpa",
     threads: options.Threads = None,
+    runner: options.Runner = "auto",
     prefix_cache_mb: options.PrefixCache = DEFAULT_PREFIX_MB,
     json: options.Json = False,
 ) -> None:
@@ -57,6 +58,7 @@ def chat(
         device=device,
         device_map=device_map,
         attention=attention,
+        runner=runner,
         threads=threads,
     ).with_prefixes(prefix_cache_mb)
     talk = Conversation(decoder, params, system, pictures, show=not json)

@@ -27,6 +27,7 @@ def compare(
     device: options.Device = None,
     attention: options.Attention = "sdpa",
     threads: options.Threads = None,
+    runner: options.Runner = "auto",
     json: options.Json = False,
 ) -> None:
     """Decode one prompt by all systems: rounds, τ, milliseconds, and how each system cut the text into rounds.
@@ -38,15 +39,15 @@ def compare(
     from oneglance.bench.metrics import by_prompt, mean_ms
     from oneglance.bench.runner import Bench
 
-    setup = measuring.Setup(target, head, budget, max_new_tokens, dtype, device, attention, threads)
+    setup = measuring.Setup(target, head, budget, max_new_tokens, dtype, device, attention, threads, runner=runner)
     setup.check()
     names = opening.names_of(systems)
     bound = setup.bind(names)
     pictures = opening.read_images(image)
     (case,) = suite(["docvqa"], 1) if prompt is None else [Case("prompt", "yours", prompt, lambda: pictures)]
     opened = setup.open()
-    runner = Bench(opened, bound, opening.sampling(max_new_tokens), warmup=1, replicates=replicates)
-    records = measuring.measure(runner, [case], {}, out=None, show=False)
+    clock = Bench(opened, bound, opening.sampling(max_new_tokens), warmup=1, replicates=replicates)
+    records = measuring.measure(clock, [case], {}, out=None, show=False)
     rows: list[dict[str, Any]] = []
     for name in names:
         (own,) = by_prompt([r for r in records if r.system == name]).values()

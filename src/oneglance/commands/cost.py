@@ -36,6 +36,7 @@ def cost(
     device: options.Device = None,
     attention: options.Attention = "sdpa",
     threads: options.Threads = None,
+    runner: options.Runner = "auto",
     json: options.Json = False,
 ) -> None:
     """Time a plain step, the draft, the packed pass and the rest of a round, in one process.
@@ -50,7 +51,7 @@ def cost(
     from oneglance.bench.runner import Bench
     from oneglance.drafters.timing import verify_costs
 
-    setup = measuring.Setup(target, head, budget, max_new_tokens, dtype, device, attention, threads)
+    setup = measuring.Setup(target, head, budget, max_new_tokens, dtype, device, attention, threads, runner=runner)
     setup.check()
     names = [name for name in opening.names_of(systems) if name != "plain"]
     if not names:
@@ -68,8 +69,8 @@ def cost(
     cases = asking.choose_cases(tasks, prompts, limit, data)
     settings = setup.describe(cases, limit=limit)
     opened = setup.open()
-    runner = Bench(opened, bound, opening.sampling(max_new_tokens))
-    records = measuring.measure(runner, cases, settings, out=None, show=not json)
+    clock = Bench(opened, bound, opening.sampling(max_new_tokens))
+    records = measuring.measure(clock, cases, settings, out=None, show=not json)
     found = parts.costs(records, sized)
     first = found[0]
     result: dict[str, Any] = {

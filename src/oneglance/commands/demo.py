@@ -47,6 +47,7 @@ def demo(
     device_map: options.DeviceMap = None,
     attention: options.Attention = "sdpa",
     threads: options.Threads = None,
+    runner: options.Runner = "auto",
     json: options.Json = False,
 ) -> None:
     """Decode a page plainly and with the draft head, side by side.
@@ -69,6 +70,7 @@ def demo(
         device=device,
         device_map=device_map,
         attention=attention,
+        runner=runner,
         threads=threads,
     )
     from oneglance.commands.pairs import Duel

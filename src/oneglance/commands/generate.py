@@ -49,6 +49,7 @@ def generate(
     device_map: options.DeviceMap = None,
     attention: options.Attention = "sdpa",
     threads: options.Threads = None,
+    runner: options.Runner = "auto",
     fixed_shape: options.FixedShape = False,
     logprobs: options.Logprobs = None,
     json: options.Json = False,
@@ -96,6 +97,7 @@ def generate(
         device=device,
         device_map=device_map,
         attention=attention,
+        runner=runner,
         threads=threads,
         fixed_shape=fixed_shape,
     )

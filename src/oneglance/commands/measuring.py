@@ -36,8 +36,8 @@ class Setup:
     """What the shared options say.
 
     Attributes:
-        target, head, budget, max_new_tokens, dtype, device, attention, threads, device_map: as the options of these
-            names.
+        target, head, budget, max_new_tokens, dtype, device, attention, threads, device_map, runner: as the
+            options of these names.
     """
 
     target: str = options.BUILTIN
@@ -49,6 +49,7 @@ class Setup:
     attention: str = "sdpa"
     threads: int | None = None
     device_map: str | None = None
+    runner: str = "auto"
 
     def check(self) -> None:
         """Refuse what can be refused before a target is read.
@@ -58,6 +59,9 @@ class Setup:
         """
         if self.max_new_tokens < 2:
             raise InputError(f"a benchmark needs at least two new tokens, got --max-new-tokens {self.max_new_tokens}")
+        from oneglance.runner import check_name
+
+        check_name(self.runner)
         opening.check_tree(self.budget, None)
         opening.set_threads(self.threads)
 
@@ -74,15 +78,17 @@ class Setup:
 
     def open(self) -> Target:
         """The target."""
+        from oneglance.runner import with_runner
         from oneglance.targets import open_target
 
-        return open_target(
+        opened = open_target(
             self.target,
             dtype=self.dtype,
             device=self.device,
             device_map=self.device_map,
             attention=self.attention,
         )
+        return with_runner(opened, self.runner)
 
     def describe(self, cases: Sequence[Case], **more: Any) -> dict[str, Any]:
         """Everything that a result depends on, for its manifest."""
@@ -98,6 +104,7 @@ class Setup:
             "dtype": self.dtype,
             "device": self.device or "cpu",
             "attention": self.attention,
+            "runner": self.runner,
             "prompt_set": prompt_set(cases),
             **more,
         }

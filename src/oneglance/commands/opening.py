@@ -214,6 +214,7 @@ def open_decoder(
     attention: str = "sdpa",
     threads: int | None = None,
     fixed_shape: bool = False,
+    runner: str = "auto",
 ) -> Decoder:
     """A decoder for the shared options, which have the same names.
 
@@ -237,4 +238,5 @@ def open_decoder(
         device_map=device_map,
         attention=attention,
         fixed_shape=fixed_shape,
+        runner=runner,
     )

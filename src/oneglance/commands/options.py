@@ -135,6 +135,14 @@ Attention = Annotated[str, typer.Option(metavar="NAME", rich_help_panel=MACHINE,
 Threads = Annotated[
     int | None, typer.Option(metavar="N", min=1, rich_help_panel=MACHINE, help="CPU threads; default as torch decides.")
 ]
+Runner = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        rich_help_panel=MACHINE,
+        help="How packed passes run: eager, compile, graphs, or auto (eager).",
+    ),
+]
 PrefixCache = Annotated[
     int,
     typer.Option(

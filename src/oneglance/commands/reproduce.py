@@ -33,6 +33,7 @@ def reproduce(
     device: options.Device = None,
     attention: options.Attention = "sdpa",
     threads: options.Threads = None,
+    runner: options.Runner = "auto",
     json: options.Json = False,
 ) -> None:
     """Set the paper's numbers beside ours: value, interval and status.
@@ -43,7 +44,7 @@ def reproduce(
     from oneglance.report import paper
 
     chosen = paper.choose(item)
-    setup = measuring.Setup(target, head, budget, max_new_tokens, dtype, device, attention, threads)
+    setup = measuring.Setup(target, head, budget, max_new_tokens, dtype, device, attention, threads, runner=runner)
     setup.check()
     names = choose_tasks(tasks or "all")
     lines: list[Line] = []

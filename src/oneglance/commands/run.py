@@ -59,6 +59,7 @@ def run(
     device_map: options.DeviceMap = None,
     attention: options.Attention = "sdpa",
     threads: options.Threads = None,
+    runner: options.Runner = "auto",
     json: options.Json = False,
 ) -> None:
     """Ask one question about every page of a folder.
@@ -94,6 +95,7 @@ def run(
         device=device,
         device_map=device_map,
         attention=attention,
+        runner=runner,
         threads=threads,
     )
     job = Job(out, pages, settings_of(decoder, params, dpi=dpi, system=system))

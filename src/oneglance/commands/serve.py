@@ -68,6 +68,7 @@ def serve(
     device_map: options.DeviceMap = None,
     attention: options.Attention = "sdpa",
     threads: options.Threads = None,
+    runner: options.Runner = "auto",
     prefix_cache_mb: options.PrefixCache = DEFAULT_PREFIX_MB,
     json: options.Json = False,
 ) -> None:
@@ -98,8 +99,9 @@ def serve(
     opening.head_name(settings.target, settings.head, settings.drafter)
 
     def load() -> Decoder:
-        machine = ("drafter", "tree", "budget", "branch_k", "dtype", "device", "device_map", "attention", "threads")
-        values = {name: getattr(settings, name) for name in machine}
+        drafting = ("drafter", "tree", "budget", "branch_k")
+        machine = ("dtype", "device", "device_map", "attention", "threads", "runner")
+        values = {name: getattr(settings, name) for name in (*drafting, *machine)}
         return opening.open_decoder(settings.target, settings.head, **values)
 
     def say(address: str) -> None:

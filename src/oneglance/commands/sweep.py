@@ -44,6 +44,7 @@ def sweep(
     device: options.Device = None,
     attention: options.Attention = "sdpa",
     threads: options.Threads = None,
+    runner: options.Runner = "auto",
     json: options.Json = False,
 ) -> None:
     """Vary one thing: budget or depth (arms of one run, with one plain arm), context, temperature or threads.
@@ -57,7 +58,7 @@ def sweep(
 
     along = sweeps.axis(axis)
     chosen = sweeps.values_of(along, values)
-    setup = measuring.Setup(target, head, budget, max_new_tokens, dtype, device, attention, threads)
+    setup = measuring.Setup(target, head, budget, max_new_tokens, dtype, device, attention, threads, runner=runner)
     setup.check()
     if along.name == "threads" and threads is not None:
         raise InputError("sweep threads sets the threads itself; give --values instead of --threads")
@@ -71,9 +72,9 @@ def sweep(
     points: list[Point] = []
     records: list[Record] = []
     for value in [None] if along.is_shared else chosen:
-        runner = base if value is None else sweeps.at(base, along, value)
+        clock = base if value is None else sweeps.at(base, along, value)
         place = None if out is None else _place(out, value)
-        done = measuring.measure(runner, cases, {**settings, "value": value}, out=place, show=not json)
+        done = measuring.measure(clock, cases, {**settings, "value": value}, out=place, show=not json)
         points += sweeps.points(done, value)
         records += done
     result: dict[str, Any] = {

@@ -30,6 +30,7 @@ def worth_it(
     device: options.Device = None,
     attention: options.Attention = "sdpa",
     threads: options.Threads = None,
+    runner: options.Runner = "auto",
     json: options.Json = False,
 ) -> None:
     """Decode your prompts plainly, with a chain and with a tree, and say which one to use, if any.
@@ -43,14 +44,14 @@ def worth_it(
     from oneglance.bench.runner import Bench
     from oneglance.train.fit import read_questions
 
-    setup = measuring.Setup(target, head, budget, max_new_tokens, dtype, device, attention, threads)
+    setup = measuring.Setup(target, head, budget, max_new_tokens, dtype, device, attention, threads, runner=runner)
     setup.check()
     opening.note_foreign(target)
     cases = own_images(images, read_questions(prompts), limit)
     bound = setup.bind(["plain", "chain", "tree"])
     settings = setup.describe(cases, limit=limit)
-    runner = Bench(setup.open(), bound, opening.sampling(max_new_tokens))
-    records = measuring.measure(runner, cases, settings, out=out, show=not json)
+    clock = Bench(setup.open(), bound, opening.sampling(max_new_tokens))
+    records = measuring.measure(clock, cases, settings, out=out, show=not json)
     advice = advise(records)
     result = {
         "manifest": manifest(**settings),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -38,16 +38,22 @@ class DraftState:
     def extend(self, rows: list[KeysValues]) -> None:
         """Append context rows, a pair a layer."""
         needed = self.length + rows[0][0].shape[2]
-        if not self.buffers or self.buffers[0][0].shape[2] < needed:
-            self._grow(rows, -(-needed // GROWTH) * GROWTH)
+        self.reserve(needed, rows)
         for (keys, values), (new_keys, new_values) in zip(self.buffers, rows, strict=True):
             keys[:, :, self.length : needed] = new_keys
             values[:, :, self.length : needed] = new_values
         self.length = needed
 
-    def context(self) -> list[KeysValues]:
-        """(1, KV, length, D) keys and values a layer, as views."""
-        return [(keys[:, :, : self.length], values[:, :, : self.length]) for keys, values in self.buffers]
+    def reserve(self, needed: int, like: list[KeysValues] | None = None) -> None:
+        """Have room for so many rows; ``like`` is a pair a layer, where there is no row yet to take the shape from."""
+        if not self.buffers or self.buffers[0][0].shape[2] < needed:
+            self._grow(like or self.buffers, -(-needed // GROWTH) * GROWTH)
+
+    def context(self, size: int = 0) -> list[KeysValues]:
+        """(1, KV, length + size, D) keys and values a layer, as views: the context, then the block's own rows."""
+        end = self.length + size
+        self.reserve(end)
+        return [(keys[:, :, :end], values[:, :, :end]) for keys, values in self.buffers]
 
     def _grow(self, like: list[KeysValues], capacity: int) -> None:
         grown = []
@@ -238,7 +244,8 @@ class BlockDrafter:
         block = self.target.embedding(ids).to(self.head.fc.weight.device)
         positions = torch.arange(draft_state.length, draft_state.length + size, device=block.device)
         masks = [self._window_mask(layer, positions) for layer in range(len(self.head.layers))]
-        hidden: Tensor = self.head(block, draft_state.context(), positions, masks)
+        slots = slice(draft_state.length, draft_state.length + size)
+        hidden: Tensor = self.head(block, draft_state.context(size), positions, masks, slots)
         return hidden[0, 1:]
 
     def _window_mask(self, layer: int, positions: Tensor) -> Tensor | None:
@@ -276,11 +283,32 @@ def as_marginals(ids: Tensor, log_q: Tensor, log_q_given: Tensor | None = None) 
     Raises:
         DraftError: a row is no distribution.
     """
-    values = log_q.cpu().double().numpy()
-    given = None if log_q_given is None else log_q_given.cpu().numpy()
+    host = to_host(ids, log_q) if log_q_given is None else to_host(ids, log_q, log_q_given)
+    token_ids, values = host[0], host[1].astype(np.float64)
+    given = host[2] if len(host) > 2 else None
     if not np.isfinite(values[:, 0]).all() or (given is not None and np.isnan(given).any()):
         raise DraftError("the head returned NaN or infinite values")
-    return BlockMarginals(ids.cpu().numpy(), values, given)
+    return BlockMarginals(token_ids, values, given)
+
+
+def to_host(*tensors: Tensor) -> list[np.ndarray]:
+    """Tensors as arrays; from an accelerator all of them in one copy, which is one wait."""
+    if tensors[0].device.type == "cpu":
+        return [tensor.numpy() for tensor in tensors]
+    return unpacked(packed_bytes(*tensors).cpu(), tensors)
+
+
+def packed_bytes(*tensors: Tensor) -> Tensor:
+    """The bytes of tensors, one after the other."""
+    return torch.cat([tensor.contiguous().view(torch.uint8).flatten() for tensor in tensors])
+
+
+def unpacked(data: Tensor, like: Sequence[Tensor]) -> list[np.ndarray]:
+    """Arrays of the types and shapes of ``like`` from such bytes."""
+    parts = data.split([tensor.nbytes for tensor in like])  # type: ignore[no-untyped-call]
+    return [
+        part.clone().view(tensor.dtype).view(tensor.shape).numpy() for part, tensor in zip(parts, like, strict=True)
+    ]
 
 
 def best_ranks(logits: Tensor, banned: Tensor, num_ranks: int) -> BlockMarginals:

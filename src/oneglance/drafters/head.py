@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from oneglance.core import HeadError
 
 KeysValues = tuple[Tensor, Tensor]
+Slots = slice | Tensor  # places of rows in a buffer
 
 
 C = TypeVar("C", bound="DraftConfig")
@@ -215,11 +216,17 @@ class Attention(nn.Module):
         keys = self.k_norm(self.k_proj(x).view(shape)).transpose(1, 2)
         return rotate(keys, rotation), self.v_proj(x).view(shape).transpose(1, 2)
 
-    def forward(self, x: Tensor, context: KeysValues, rotation: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        context: KeysValues,
+        rotation: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+        slots: Slots | None = None,
+    ) -> Tensor:
         shape = (*x.shape[:-1], -1, self.head_dim)
         queries = rotate(self.q_norm(self.q_proj(x).view(shape)).transpose(1, 2), rotation)
-        block_keys, block_values = self.keys_values(x, rotation)
-        keys, values = torch.cat([context[0], block_keys], 2), torch.cat([context[1], block_values], 2)
+        keys, values = joined(context, self.keys_values(x, rotation), slots)
         out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=True)
         projected: Tensor = self.o_proj(out.transpose(1, 2).reshape(*x.shape[:-1], -1))
         return projected
@@ -249,8 +256,15 @@ class Layer(nn.Module):
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
-    def forward(self, x: Tensor, context: KeysValues, rotation: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), context, rotation, mask)
+    def forward(
+        self,
+        x: Tensor,
+        context: KeysValues,
+        rotation: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+        slots: Slots | None = None,
+    ) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), context, rotation, mask, slots)
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
 
@@ -306,7 +320,12 @@ class BlockHead(nn.Module):
         return [layer.self_attn.keys_values(context, rotation) for layer in self._layers]
 
     def forward(
-        self, block: Tensor, context: Sequence[KeysValues], position_ids: Tensor, masks: Sequence[Tensor | None]
+        self,
+        block: Tensor,
+        context: Sequence[KeysValues],
+        position_ids: Tensor,
+        masks: Sequence[Tensor | None],
+        slots: Slots | None = None,
     ) -> Tensor:
         """One pass.
 
@@ -315,15 +334,25 @@ class BlockHead(nn.Module):
             context: from ``project_context``.
             position_ids: (b, Q) or (Q,) token indices of the slots.
             masks: per layer, broadcastable to (b, 1, Q, T+Q), True where a slot may look; None sees everything.
+            slots: rows of ``context`` that are the block's own and are written in place; None where it has none.
 
         Returns:
             (b, Q, H) states for the target's lm_head.
         """
         rotation = self.rope(position_ids, block.dtype)
         for layer, keys_values, mask in zip(self.layers, context, masks, strict=True):
-            block = layer(block, keys_values, rotation, mask)
+            block = layer(block, keys_values, rotation, mask, slots)
         out: Tensor = self.norm(block)
         return out
+
+
+def joined(context: KeysValues, block: KeysValues, slots: Slots | None) -> KeysValues:
+    """Keys and values of context and block: in new tensors, or in the context's own where it has slots for them."""
+    if slots is None:
+        return torch.cat([context[0], block[0]], 2), torch.cat([context[1], block[1]], 2)
+    for rows, own in zip(context, block, strict=True):
+        rows[:, :, slots] = own
+    return context
 
 
 def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:

@@ -14,7 +14,6 @@ from oneglance.cost import MAX_NODES, cache_file, read_costs, write_costs
 from oneglance.drafters.timing import MarginalDrafter, measure, provenance
 from oneglance.pace import Choice, Controller, Outlook
 from oneglance.targets.base import Target
-from oneglance.targets.passes import FreeShape
 from oneglance.targets.state import TargetState
 from oneglance.tree import best_first
 
@@ -179,7 +178,7 @@ def at_budget(
     """
     if budget != "auto":
         return bind(target, budget=budget, **options)
-    check_auto(options.get("policy", best_first), fixed_shape=not isinstance(target.passes, FreeShape))
+    check_auto(options.get("policy", best_first), fixed_shape=target.passes.is_fixed)
     drafter = bind(target, budget=MAX_NODES, **options)
     if not isinstance(drafter, MarginalDrafter):
         raise InputError(f"budget auto needs a drafter with marginals (block, medusa), not {type(drafter).__name__}")

@@ -108,7 +108,7 @@ def arms_for(target: Target, drafters: Mapping[str, BindDrafter], gates: Mapping
         drafters: name → drafter for a target.
         gates: name of a drafter → δ: an arm more, as is plain decoding with the gate.
     """
-    is_free = isinstance(target.passes, FreeShape)
+    is_free = not target.passes.is_fixed
     arms = [Arm(name, _plainly, is_shaped=not is_free) for name in (PLAIN, "plain again")]
     if is_free:
         other = "sdpa" if settings_of(target)["attention"] == "eager" else "eager"

@@ -47,6 +47,7 @@ class ServeSettings(BaseModel):
     device: str | None = None
     device_map: str | None = None
     attention: str = "sdpa"
+    runner: str = "auto"
     threads: int | None = Field(None, ge=1)
     gate: float = Field(0.0, ge=0)
 

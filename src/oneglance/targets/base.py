@@ -21,8 +21,10 @@ from transformers.cache_utils import Cache
 from oneglance.core import InputError, TokenTree
 from oneglance.targets import hf, identity
 from oneglance.targets.contents import Content
+from oneglance.targets.grouped import ancestor_mask
 from oneglance.targets.passes import FreeShape, Passes
 from oneglance.targets.state import Inputs, TargetState, joined
+from oneglance.tree import PackedTree
 
 FEATURE_POINT = "input_of_next_layer"
 
@@ -44,6 +46,7 @@ class Target:
     takes_images: ClassVar[bool] = False
     has_image_rows: ClassVar[bool] = True  # an image enters as rows of the sequence
     takes_encoded: ClassVar[bool] = False
+    has_static_pass: ClassVar[bool] = True  # its layers pass on one stream and take nothing else (``static``)
     auto_class: ClassVar[str] = "AutoModelForCausalLM"
 
     def __init__(self, model: PreTrainedModel, processor: Any, *, name: str, passes: Passes | None = None) -> None:
@@ -164,16 +167,7 @@ class Target:
 
     def fingerprint(self) -> dict[str, Any]:
         """What a head should have been trained with. The name is where the target lies, and is not compared."""
-        template = getattr(self.chat_renderer, "chat_template", None)
-        return {
-            "target": self.name,
-            "target_revision": getattr(self.model.config, "_commit_hash", None),
-            "target_geometry_sha256": identity.geometry_sha256(self.model.config),
-            "target_weights_sha256": identity.weights_sha256(self.model),
-            "chat_template_sha256": identity.sha256(str(template)) if template else None,
-            "thinking": identity.thinks(self.tokenizer, template) if template else None,
-            "quantisation": identity.quantisation(self.model.config),
-        }
+        return {"target": self.name, **identity.of(self.model, self.tokenizer, self.chat_renderer)}
 
     @property
     def chat_renderer(self) -> Any:
@@ -281,6 +275,9 @@ class Target:
         """
         raise NotImplementedError
 
+    def empty_cache(self) -> Cache:
+        return hf.roomy_cache(self.model.config, self.self_attention_layers, self.context_length)
+
     @torch.inference_mode()
     def prefill(self, inputs: Inputs, layer_ids: Sequence[int] = (), cache: Cache | None = None) -> TargetState:
         """Run the prompt, vision encoder included, exactly once.
@@ -299,7 +296,7 @@ class Target:
                 f"the prompt has {len(token_ids)} tokens and the target's context is {self.context_length}; "
                 "use a smaller image or a shorter prompt"
             )
-        cache = hf.new_cache(self.model.config) if cache is None else cache
+        cache = self.empty_cache() if cache is None else cache
         with self._lock, hf.captured_features(self.feature_points(layer_ids)) as features:
             hf.forget_positions(self.model)
             hidden, rope_delta, extras = self.run_prefill(inputs, cache)
@@ -328,25 +325,29 @@ class Target:
         self.rollback(state)
         packed = self.passes.lay_out(root, tree)
         num_rows = len(packed.token_ids)
-        depths = torch.from_numpy(packed.depths).to(self.device)
-        arguments = self.packed_arguments(state, depths)
-        if num_rows > 1:
-            arguments["attention_mask"] = self._ancestor_mask(state.length, torch.from_numpy(packed.visible))
-        arguments["input_ids"] = torch.from_numpy(packed.token_ids)[None].to(self.device)
         state.pending = (num_rows, [])
         try:
-            with (
-                self._lock,
-                self.passes.running(self.text_config),
-                hf.captured_features(self.feature_points(state.layer_ids)) as features,
-            ):
-                output = self.packed_module(**arguments, **{self._cache_keyword: state.cache}, use_cache=True)
-                rows: Tensor = self.lm_head(output.last_hidden_state)[0]
+            with self._lock, self.passes.running(self.text_config):
+                rows, features = self.passes.run(self, state, packed)
         except BaseException:
             self.rollback(state)
             raise
         state.pending = (num_rows, features)
         return rows[: len(tree) + 1]
+
+    def forward_packed(self, state: TargetState, packed: PackedTree) -> tuple[Tensor, list[Tensor]]:
+        """transformers' own forward over packed rows: (M, V) logits and a feature (1, M, H) a kept layer."""
+        num_rows = len(packed.token_ids)
+        arguments = self.packed_arguments(state, torch.from_numpy(packed.depths).to(self.device))
+        if num_rows > 1:
+            mask = torch.empty(1, 1, num_rows, state.length + num_rows, dtype=self.dtype, device=self.device)
+            visible = torch.from_numpy(packed.visible).to(self.device)
+            arguments["attention_mask"] = ancestor_mask(mask, state.length, visible)
+        arguments["input_ids"] = torch.from_numpy(packed.token_ids)[None].to(self.device)
+        with hf.captured_features(self.feature_points(state.layer_ids)) as features:
+            output = self.packed_module(**arguments, **{self._cache_keyword: state.cache}, use_cache=True)
+            rows: Tensor = self.lm_head(output.last_hidden_state)[0]
+        return rows, features
 
     @torch.inference_mode()
     def commit(self, state: TargetState, path: Sequence[int], token_ids: Sequence[int]) -> None:
@@ -391,10 +392,3 @@ class Target:
                 state.cache.layers[index].crop(length - state.length)
             state.length = length
         del state.token_ids[length:]
-
-    def _ancestor_mask(self, past: int, visible: Tensor) -> Tensor:
-        """(1, 1, N+1, past+N+1) additive mask in model dtype: each row sees the past, itself and its ancestors."""
-        size = visible.shape[0]
-        mask = torch.zeros(size, past + size, dtype=self.dtype)
-        mask[:, past:].masked_fill_(~visible, torch.finfo(self.dtype).min)
-        return mask[None, None].to(self.device)

@@ -21,6 +21,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
 from oneglance.core import SamplingParams, TargetError
+from oneglance.targets.kv import RoomyLayer
 
 
 def cache_keyword(module: nn.Module) -> str:
@@ -44,6 +45,23 @@ def new_cache(config: Any) -> DynamicCache:
     return cache
 
 
+def roomy_cache(config: Any, layers: Sequence[int], limit: int) -> DynamicCache:
+    """An empty cache in which some layers are written in place; the others (cross-attention) are transformers' own.
+
+    Args:
+        config: of the model.
+        layers: those with one row a token.
+        limit: rows of the longest sequence.
+
+    Raises:
+        TargetError: a layer's cache cannot be rolled back.
+    """
+    cache = new_cache(config)
+    for index in layers:
+        cache.layers[index] = RoomyLayer(limit)
+    return cache
+
+
 def cached_length(cache: Cache, layer: int) -> int:
     """Rows that one layer of the cache holds."""
     return int(cache.layers[layer].get_seq_length())
@@ -54,9 +72,8 @@ def cached_rows(cache: Cache, layers: Sequence[int], length: int | None = None) 
     return [rows[:, :, :length] for i in layers for rows in (cache.layers[i].keys, cache.layers[i].values)]
 
 
-def filled_cache(config: Any, layers: Sequence[int], rows: Sequence[torch.Tensor]) -> DynamicCache:
-    """A cache with rows in some layers, in the order of ``cached_rows``."""
-    cache = new_cache(config)
+def filled(cache: Cache, layers: Sequence[int], rows: Sequence[torch.Tensor]) -> Cache:
+    """An empty cache, with rows put into some layers, in the order of ``cached_rows``."""
     for index, keys, values in zip(layers, rows[::2], rows[1::2], strict=True):
         cache.update(keys, values, index)
     return cache

@@ -68,3 +68,22 @@ def _geometry(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     return {k: _geometry(v) for k, v in value.items() if v is not None and k not in _RUN_KEYS}
+
+
+def of(model: PreTrainedModel, tokenizer: Any, renderer: Any) -> dict[str, Any]:
+    """What a head should have been trained with.
+
+    Args:
+        model: the target's.
+        tokenizer: its own.
+        renderer: has the chat template.
+    """
+    template = getattr(renderer, "chat_template", None)
+    return {
+        "target_revision": getattr(model.config, "_commit_hash", None),
+        "target_geometry_sha256": geometry_sha256(model.config),
+        "target_weights_sha256": weights_sha256(model),
+        "chat_template_sha256": sha256(str(template)) if template else None,
+        "thinking": thinks(tokenizer, template) if template else None,
+        "quantisation": quantisation(model.config),
+    }

@@ -21,6 +21,7 @@ class Mllama(Target):
 
     model_types: ClassVar[tuple[str, ...]] = ("mllama",)
     takes_images: ClassVar[bool] = True
+    has_static_pass: ClassVar[bool] = False  # cross-attention layers come in between
     has_image_rows: ClassVar[bool] = False  # the placeholder is a token of the text
     auto_class: ClassVar[str] = "AutoModelForImageTextToText"
 

@@ -10,16 +10,19 @@ certain, not proven.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from oneglance.core import InputError, TokenTree
 from oneglance.targets import hf
+from oneglance.targets.grouped import grouped_attention
+from oneglance.targets.state import TargetState
 from oneglance.tree import PackedTree, pack
 
 STEP = 16  # M is a multiple of it
@@ -32,16 +35,33 @@ class Passes(Protocol):
     def name(self) -> str:
         """For reports: arms with other names are not compared."""
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether plain decoding's passes have the very shape of the others, and are what text is compared with."""
+
     def lay_out(self, root: int, tree: TokenTree) -> PackedTree:
         """The rows of one pass: the root and the tree first, in packed order."""
 
     def running(self, text_config: Any) -> AbstractContextManager[None]:
         """What holds while a pass runs."""
 
+    def run(self, target: Any, state: TargetState, packed: PackedTree) -> tuple[Tensor, Sequence[Tensor]]:
+        """One pass of a target: (M, V) logits, and a feature (1, M, H) a kept layer."""
+
+
+class OwnForward:
+    """Passes by transformers' own forward."""
+
+    is_fixed = False
+
+    def run(self, target: Any, state: TargetState, packed: PackedTree) -> tuple[Tensor, Sequence[Tensor]]:
+        rows, features = target.forward_packed(state, packed)
+        return rows, features
+
 
 @dataclass(frozen=True)
-class FreeShape:
-    """N+1 rows, the kernels that the target was opened with."""
+class FreeShape(OwnForward):
+    """N+1 rows, the attention backend that the target was opened with."""
 
     name: str = "free"
 
@@ -49,11 +69,11 @@ class FreeShape:
         return pack(root, tree)
 
     def running(self, text_config: Any) -> AbstractContextManager[None]:
-        return nullcontext()
+        return grouped_attention(text_config)
 
 
 @dataclass(frozen=True)
-class FixedShape:
+class FixedShape(OwnForward):
     """M rows whatever the tree, attention in float64, threads as they were when this was made.
 
     Attributes:
@@ -61,6 +81,7 @@ class FixedShape:
         threads: of the CPU.
     """
 
+    is_fixed = True
     num_rows: int
     threads: int = field(default_factory=torch.get_num_threads)
 

@@ -65,7 +65,7 @@ class TargetState:
     fresh: list[Tensor] = field(default_factory=list)
     draft_rows: list[Tensor] = field(default_factory=list)
     extras: dict[str, Tensor] = field(default_factory=dict)
-    pending: tuple[int, list[Tensor]] | None = None
+    pending: tuple[int, Sequence[Tensor]] | None = None
 
     def take_features(self) -> Tensor:
         """(T, F) features of the rows committed since the last call; the root's own feature does not exist yet."""

@@ -1,0 +1,85 @@
+"""A packed pass as a pure function of tensors of fixed shapes: what can be compiled, or recorded and replayed.
+
+The family's own decoder layers run one after the other, with a cache whose rows are written at given places and read
+whole. The mask hides what is beyond; so every shape depends on packed width and capacity alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.cache_utils import Cache, DynamicLayer
+
+from oneglance.targets import hf
+
+
+@dataclass(frozen=True, slots=True)
+class PassInputs:
+    """Tensors of one packed pass of M rows over a capacity of C.
+
+    Attributes:
+        token_ids: (1, M).
+        position_ids: as the family has them, (…, M).
+        mask: (1, 1, group x M, C) additive, in model dtype: the rows once for every query head of a group.
+        slots: (M,) places of the packed rows in the rooms.
+    """
+
+    token_ids: Tensor
+    position_ids: Tensor
+    mask: Tensor
+    slots: Tensor
+
+
+Rooms = list[tuple[Tensor, Tensor]]  # a layer's keys and values, (1, KV, C, D) each
+PackedPass = Callable[[PassInputs, Rooms], tuple[Tensor, list[Tensor]]]
+
+
+class SlotLayer(DynamicLayer):  # type: ignore[misc]
+    """A cache layer that writes rows at given places and returns the whole room."""
+
+    def __init__(self, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+        super().__init__()
+        self.keys, self.values, self.slots = keys, values, slots
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        self.keys.index_copy_(2, self.slots, key_states)
+        self.values.index_copy_(2, self.slots, value_states)
+        return self.keys, self.values
+
+
+def packed_pass(text_model: nn.Module, lm_head: nn.Module, layer_ids: Sequence[int]) -> PackedPass:
+    """The pass of a text stack: ``embed_tokens``, ``rotary_emb``, ``layers``, ``norm``.
+
+    Args:
+        text_model: of a family in which each layer takes and returns the residual stream.
+        lm_head: of the target.
+        layer_ids: kept layers; a feature is the input of the layer after.
+
+    Returns:
+        A function to (M, V) logits and one (1, M, H) feature a kept layer; it writes keys and values in place.
+    """
+    model: Any = text_model
+    layers: list[Any] = list(model.layers)
+    keyword = hf.cache_keyword(layers[0])
+
+    def run(given: PassInputs, rooms: Rooms) -> tuple[Tensor, list[Tensor]]:
+        cache = Cache(layers=[SlotLayer(keys, values, given.slots) for keys, values in rooms])
+        hidden = model.embed_tokens(given.token_ids)
+        rotation = model.rotary_emb(hidden, given.position_ids)
+        streams = []
+        for layer in layers:
+            hidden = layer(
+                hidden,
+                attention_mask=given.mask,
+                position_ids=None,
+                position_embeddings=rotation,
+                **{keyword: cache},
+            )
+            streams.append(hidden)  # after layer i, which is what enters layer i + 1
+        return lm_head(model.norm(hidden))[0], [streams[i] for i in layer_ids]
+
+    return run
