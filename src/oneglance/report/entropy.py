@@ -135,14 +135,16 @@ def tail_section(tails: Mapping[str, Tail], left_out: Mapping[str, str]) -> Sect
 
 def width_section(widths: Mapping[str, WidthStudy]) -> Section:
     """Fig. 5: policies at equal budget, replayed."""
-    columns = {"task": "task", "policy": "policy", "budget": "nodes a round", "a": "a", "lift": "over fixed"}
+    policies = dict.fromkeys(point.policy for study in widths.values() for point in study.points)
+    columns = {"task": "task", "budget": "nodes a round", **{name: name.replace("_", " ") for name in policies}}
     rows, notes, charts = [], [], []
     for task, study in widths.items():
         lines: dict[str, list[tuple[float, float]]] = {}
         for point in study.points:
-            names = {"task": task, "policy": point.policy, "budget": point.budget}
-            rows.append({**names, **_measured({"a": point.mean_a, "lift": point.lift})})
             lines.setdefault(point.policy, []).append((float(point.budget), point.mean_a))
+        for budget in dict.fromkeys(point.budget for point in study.points):
+            own = {point.policy: point.mean_a for point in study.points if point.budget == budget}
+            rows.append({"task": task, "budget": budget, **_measured(own)})
         title = f"Width policies, {task}"
         text = f"{study.num_rounds} rounds of {study.num_prompts} prompts, every policy at the same mean budget."
         charts.append(Chart(title, text, curves(lines, title=title, x_label="nodes a round", y_label="a")))
@@ -152,8 +154,8 @@ def width_section(widths: Mapping[str, WidthStudy]) -> Section:
             f"{study.headroom.relative:.1%} of its mean (Prop. 5)."
         )
     opening = (
-        "Trees of other widths are replayed on the marginals that the log kept: nothing is decoded again. The oracle "
-        "knows what each node is worth and bounds every policy."
+        "Mean accepted length of each policy. Trees of other widths are replayed on the marginals that the log kept: "
+        "nothing is decoded again. The oracle knows what each node is worth and bounds every policy."
     )
     return Section("Width by entropy", columns, rows, [opening, *notes], charts)
 

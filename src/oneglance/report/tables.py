@@ -44,8 +44,9 @@ def cell(value: Any) -> str:
 
 def markdown(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str] = COLUMNS) -> str:
     """A table in GitHub's markdown."""
-    lines = ["| " + " | ".join(columns.values()) + " |", "|" + "---|" * len(columns)]
-    lines += ["| " + " | ".join(cell(row.get(name)).replace("|", r"\|") for name in columns) + " |" for row in rows]
+    table = [list(columns.values()), *([cell(row.get(name)) for name in columns] for row in rows)]
+    lines = ["| " + " | ".join(text.replace("|", r"\|") for text in line) + " |" for line in table]
+    lines.insert(1, "|" + "---|" * len(columns))
     return "\n".join(lines) + "\n"
 
 
