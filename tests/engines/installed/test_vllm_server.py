@@ -135,7 +135,7 @@ def test_the_plugins_hooks_are_there() -> None:
 
 
 def test_plain_text_is_ours(plain: Any, ours: Any) -> None:
-    assert [answer.token_ids for answer in plain] == [generation.token_ids for generation in ours]
+    assert [list(answer.token_ids) for answer in plain] == [generation.token_ids for generation in ours]
     assert [answer.text for answer in plain] == [generation.text for generation in ours]
 
 
