@@ -67,7 +67,7 @@ VLLM := .venv-vllm/bin
 SGLANG := .venv-sglang/bin
 
 test-vllm: .venv-vllm/.installed ## vLLM on this CPU (an environment of 3.5 GB): the built-in model with its head, against ours
-	$(VLLM)/pytest tests/engines/installed tests/engines/test_vllm_plugin.py
+	$(VLLM)/pytest -rP tests/engines/installed tests/engines/test_vllm_plugin.py
 
 test-sglang: .venv-sglang/.installed ## SGLang without its GPU parts: what our plugin needs of it, and the tree's tensors
 	$(SGLANG)/pytest tests/engines/installed tests/engines/test_sglang_plugin.py tests/engines/test_tensors.py

@@ -1,4 +1,4 @@
-"""The vLLM plugin on a double of its first-generation runner: same names, same signatures, the same slip on images."""
+"""The vLLM plugin on doubles of what it mends: same names, same signatures, the same slips."""
 
 import logging
 import sys
@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from oneglance.engines import vllm
+from oneglance.engines.hooks import Hook
 
 BLOCK = 4
 TABLE = torch.tensor([7, 2, 9, 5, 0, 3])  # block table of one request
@@ -60,6 +61,25 @@ def runner_class() -> type:
     return GPUModelRunner
 
 
+def model_classes() -> dict[str, type]:
+    class DFlashQwen3Model:
+        """Its kernel on a CPU knows one row of weights."""
+
+        _rms_norm_eps = 1e-6
+
+        def __init__(self, weights: torch.Tensor) -> None:
+            self._k_norm_weights = weights
+
+        def _normalize_context_k(self, all_k: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.rms_norm(all_k, all_k.shape[-1:], self._k_norm_weights[0], self._rms_norm_eps)
+
+    class DFlashQwen3ForCausalLM:
+        def load_weights(self, weights: Any) -> list[str]:
+            return [name for name, _ in weights]
+
+    return {one.__name__: one for one in (DFlashQwen3Model, DFlashQwen3ForCausalLM)}
+
+
 IMAGE_PROMPT = [0, 1, 2, *[3] * 12, 7, 8, 9]  # twelve image tokens share a temporal position
 
 
@@ -73,8 +93,11 @@ def install(monkeypatch: pytest.MonkeyPatch, **replaced: Any) -> Any:
     places = {
         "vllm.v1.spec_decode.dflash": {"DFlashProposer": DFlashProposer},
         "vllm.v1.worker.gpu_model_runner": {"GPUModelRunner": runner_class()},
+        vllm.MODELS: model_classes(),
+        "vllm.platforms": {"current_platform": SimpleNamespace(is_cpu=lambda: True)},
     }
-    for parent in ("vllm", "vllm.v1", "vllm.v1.spec_decode", "vllm.v1.worker"):
+    parents = "vllm vllm.v1 vllm.v1.spec_decode vllm.v1.worker vllm.model_executor vllm.model_executor.models"
+    for parent in parents.split():
         monkeypatch.setitem(sys.modules, parent, ModuleType(parent))
     for place, names in places.items():
         module = ModuleType(place)
@@ -123,17 +146,61 @@ def test_other_drafters_and_text_models_are_left_alone(runner: Any, caplog: pyte
     assert not caplog.records
 
 
+def methods() -> list[Any]:
+    return [mend.method.find() for mend in vllm.MENDS]
+
+
+def test_each_layers_keys_are_scaled_by_its_own_weights(runner: Any, caplog: pytest.LogCaptureFixture) -> None:
+    keys, weights = torch.randn(3, 5, 2, 8), torch.rand(3, 8)
+    model = Hook(f"{vllm.MODELS}:DFlashQwen3Model").find()(weights)
+    right = torch.stack([torch.nn.functional.rms_norm(k, (8,), w, 1e-6) for k, w in zip(keys, weights, strict=True)])
+    assert not torch.allclose(model._normalize_context_k(keys), right), "the double must have the defect"
+    vllm.register()
+    torch.testing.assert_close(model._normalize_context_k(keys), right)
+    half = model._normalize_context_k(keys.bfloat16())
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half.float(), right, rtol=0.02, atol=0.02)
+    assert not caplog.records
+    del model._k_norm_weights
+    for _ in range(2):
+        with pytest.raises(AttributeError):  # vLLM's own, as without the plugin
+            model._normalize_context_k(keys)
+    assert ["_k_norm_weights" in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_only_a_cpu_has_the_norms_mended(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["vllm.platforms"], "current_platform", SimpleNamespace(is_cpu=lambda: False))
+    before = methods()
+    vllm.register()
+    assert [old is new for old, new in zip(before, methods(), strict=True)] == [False, True, False]
+
+
+def test_a_rescorer_in_the_heads_folder_is_not_read_as_the_head(runner: Any) -> None:
+    """A real head's names all pass, a real rescorer's do not."""
+    from oneglance.drafters.checkpoint import BUILTIN, read_tensors
+    from oneglance.drafters.rescorer import WEIGHTS
+
+    folder = BUILTIN["builtin:reader"]
+    head, rescorer = read_tensors(folder), read_tensors(folder, WEIGHTS)
+    vllm.register()
+    model = vllm.MODEL.find()()
+    assert model.load_weights({**head, **rescorer}.items()) == list(head)
+
+
 def test_calling_it_twice_patches_once(runner: Any) -> None:
+    original = methods()
     vllm.register()
-    patched = runner._get_positions
+    patched = methods()
+    assert not set(map(id, original)) & set(map(id, patched))
     vllm.register()
-    assert runner._get_positions is patched
+    assert methods() == patched
 
 
 def test_without_this_drafter_it_is_silent(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     runner = install(monkeypatch)
     original = runner._get_positions
     monkeypatch.delitem(sys.modules, "vllm.v1.spec_decode.dflash")
+    monkeypatch.delitem(sys.modules, vllm.MODELS)
     vllm.register()
     assert runner._get_positions is original
     assert not caplog.records
@@ -188,4 +255,5 @@ def test_what_only_a_run_shows_is_said_once_and_left_as_it_was(
     for _ in range(3):
         assert torch.equal(made._get_positions(18), made.mrope_positions.gpu[:, :18])
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
-    assert "leaves vLLM's draft positions as they are" in caplog.text
+    assert "oneglance leaves vLLM as it is" in caplog.text
+    assert "after images drafts are worse" in caplog.text

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 WITHOUT = "use --drafter block:rescorer=none"
 WEIGHTS, CONFIG = "rescorer.safetensors", "rescorer.json"
+PARTS = ("before", "after", "gate")  # what tensor names begin with; no head has one of these
 
 
 class RescorerConfig(BaseModel):

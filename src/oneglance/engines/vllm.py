@@ -1,9 +1,15 @@
-"""vLLM: the command that serves a target with a block head as a chain, and the plugin that mends its image prompts.
+"""vLLM: the command that serves a target with a block head as a chain, and the plugin that mends its drafts.
 
-vLLM's first-generation runner (the one on CPUs, and wherever Triton is missing) hands a DFlash drafter the target's
-three M-RoPE rows, and the drafter reads the first of them: all tokens of an image have one temporal position, so they
-share one slot of the draft cache. Text stays exact, drafts after images get worse. A head takes plain token indices,
-which the runner has beside them; the plugin hands those over. It touches nothing where positions are one row already.
+Three slips, none of which changes text:
+
+- The first-generation runner (the one on CPUs, and wherever Triton is missing) hands a DFlash drafter the target's
+  three M-RoPE rows, and the drafter reads the first of them: all tokens of an image have one temporal position, so they
+  share one slot of the draft cache. A head takes plain token indices, which the runner has beside them.
+- On CPUs the context's keys of all draft layers are scaled by the first layer's norm weights: the kernel there knows
+  one row of weights only.
+- Every safetensors file in a head's folder is read as the head, a rescorer too, at which the server stops.
+
+The plugin touches nothing where there is nothing to mend.
 """
 
 from __future__ import annotations
@@ -13,7 +19,8 @@ import importlib.metadata
 import json
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from oneglance.engines import Launch, installed
@@ -24,28 +31,33 @@ logger = logging.getLogger("vllm.plugins.oneglance")
 RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 DRAFTER = Hook("vllm.v1.spec_decode.dflash:DFlashProposer")
 POSITIONS = Hook(f"{RUNNER}._get_positions", ("self", "num_tokens"))
-HOOKS = (
-    DRAFTER,
-    POSITIONS,
-    Hook(
-        f"{DRAFTER.place}.set_inputs_first_pass",
-        (
-            "self",
-            "target_token_ids",
-            "next_token_ids",
-            "target_positions",
-            "target_hidden_states",
-            "token_indices_to_sample",
-            "cad",
-            "num_rejected_tokens_gpu",
-        ),
+FIRST_PASS = Hook(
+    f"{DRAFTER.place}.set_inputs_first_pass",
+    (
+        "self",
+        "target_token_ids",
+        "next_token_ids",
+        "target_positions",
+        "target_hidden_states",
+        "token_indices_to_sample",
+        "cad",
+        "num_rejected_tokens_gpu",
     ),
 )
-CONSEQUENCE = "text stays exact; after images drafts are worse. VLLM_PLUGINS chooses which plugins vLLM loads"
+MODELS = "vllm.model_executor.models.qwen3_dflash"
+MODEL = Hook(f"{MODELS}:DFlashQwen3ForCausalLM")
+LOAD = Hook(f"{MODEL.place}.load_weights", ("self", "weights"))
+NORM = Hook(f"{MODELS}:DFlashQwen3Model._normalize_context_k", ("self", "all_k"))
+PLATFORM = Hook("vllm.platforms:current_platform")
+POSITIONS_CONSEQUENCE = "text stays exact; after images drafts are worse"
+NORM_CONSEQUENCE = "text stays exact; drafts are worse"
+CHOICE = "VLLM_PLUGINS chooses which plugins vLLM loads"
 
 MARK = "mended_by_oneglance"
 
 Positions = Callable[[Any, Any], Any]
+Load = Callable[[Any, Iterable[tuple[str, Any]]], Any]
+Norm = Callable[[Any, Any], Any]
 
 
 def command(launch: Launch) -> list[str]:
@@ -77,32 +89,109 @@ def _is_distributed_as_vllm() -> bool:
 def register() -> None:
     """The plugin (``vllm.general_plugins``); vLLM calls it in each of its processes.
 
-    Silent where there is nothing to mend: another runner, another vLLM without this drafter. Where the drafter exists
-    and what surrounds it has moved, it changes nothing and says so.
+    Silent where there is nothing to mend: another runner, another platform, a vLLM without this drafter. Where the
+    drafter exists and what surrounds it has moved, it changes nothing there and says so.
     """
+    for mend in MENDS:
+        mend.make()
+
+
+@dataclass(frozen=True, slots=True)
+class Mend:
+    """One method of vLLM's, and what is put in its place.
+
+    Attributes:
+        of: exists wherever there is something to mend.
+        method: whose place is taken.
+        wrap: makes the new method from the old one.
+        consequence: of leaving it as it is.
+        beside: more that the new method relies on.
+        is_needed: on this machine.
+    """
+
+    of: Hook
+    method: Hook
+    wrap: Callable[[Any], Any]
+    consequence: str
+    beside: tuple[Hook, ...] = ()
+    is_needed: Callable[[], bool] = lambda: True
+
+    @property
+    def hooks(self) -> tuple[Hook, ...]:
+        return (self.of, self.method, *self.beside)
+
+    def make(self) -> None:
+        try:
+            self.of.find()
+        except ModuleNotFoundError:
+            return
+        except (ImportError, AttributeError) as error:
+            say(f"{self.of.place} cannot be read ({error})", self.consequence)
+            return
+        if not self.is_needed():
+            return
+        found = problems(self.hooks)
+        if found:
+            say(f"its hooks have moved: {'; '.join(found)}", self.consequence)
+            return
+        owner, _, name = self.method.place.rpartition(".")
+        original = self.method.find()
+        if not hasattr(original, MARK):  # vLLM may call plugins more than once
+            mended = self.wrap(original)
+            setattr(mended, MARK, True)
+            setattr(Hook(owner).find(), name, mended)
+
+
+def say(problem: str, consequence: str) -> None:
+    logger.error("oneglance leaves vLLM as it is: %s; %s. %s", problem, consequence, CHOICE)
+
+
+def on_cpu() -> bool:
     try:
-        drafter = DRAFTER.find()
-    except ModuleNotFoundError:
-        return  # no first-generation DFlash here
-    except (ImportError, AttributeError) as error:
-        logger.error("oneglance leaves vLLM as it is: %s cannot be read (%s); %s", DRAFTER.place, error, CONSEQUENCE)
-        return
-    found = problems(HOOKS)
-    if found:
-        logger.error("oneglance leaves vLLM as it is, its hooks have moved: %s; %s", "; ".join(found), CONSEQUENCE)
-        return
-    runner = Hook(RUNNER).find()
-    if not hasattr(runner._get_positions, MARK):  # vLLM may call plugins more than once
-        runner._get_positions = with_token_indices(runner._get_positions, drafter)
+        return bool(PLATFORM.find().is_cpu())
+    except (ImportError, AttributeError):
+        return False
 
 
-def with_token_indices(original: Positions, drafter: type) -> Positions:
-    """``GPUModelRunner._get_positions``, which gives a DFlash drafter one row of token indices.
+def without_rescorer(original: Load) -> Load:
+    """``DFlashQwen3ForCausalLM.load_weights`` of the head's own tensors."""
 
-    Args:
-        original: the runner's method; it serves the drafter alone.
-        drafter: the class whose instances want token indices.
+    @functools.wraps(original)
+    def load_weights(model: Any, weights: Iterable[tuple[str, Any]]) -> Any:
+        from oneglance.drafters.rescorer import PARTS
+
+        return original(model, ((name, tensor) for name, tensor in weights if name.split(".")[0] not in PARTS))
+
+    return load_weights
+
+
+def with_each_layers_weights(original: Norm) -> Norm:
+    """``DFlashQwen3Model._normalize_context_k`` where each layer's keys are scaled by that layer's weights.
+
+    The method takes and gives (layers, rows, heads, width).
     """
+    said: list[str] = []
+
+    @functools.wraps(original)
+    def normalise(model: Any, all_k: Any) -> Any:
+        try:
+            weights, epsilon = model._k_norm_weights, model._rms_norm_eps
+        except AttributeError as error:
+            if not said:
+                said.append(str(error))
+                say(str(error), NORM_CONSEQUENCE)
+            return original(model, all_k)
+        from torch.nn.functional import rms_norm
+
+        normed = rms_norm(all_k.float(), all_k.shape[-1:], eps=epsilon)
+        return (normed * weights[:, None, None].float()).to(all_k.dtype)
+
+    return normalise
+
+
+def with_token_indices(original: Positions) -> Positions:
+    """``GPUModelRunner._get_positions``, which serves the drafter alone: for a DFlash one, one row of token indices."""
+    drafter: type = DRAFTER.find()
     verdict: list[bool] = []  # whether the first mended rows looked right, once a process
 
     @functools.wraps(original)
@@ -124,10 +213,9 @@ def with_token_indices(original: Positions, drafter: type) -> Positions:
         except AttributeError as error:
             verdict[:] = [False]
             problem = str(error)
-        logger.error("oneglance leaves vLLM's draft positions as they are: %s; %s", problem, CONSEQUENCE)
+        say(problem, POSITIONS_CONSEQUENCE)
         return given
 
-    setattr(positions, MARK, True)
     return positions
 
 
@@ -135,3 +223,11 @@ def _counts_up(rows: Any, num_requests: int) -> bool:
     """Whether positions grow by one inside each request: a buffer that the runner no longer fills does not."""
     steps = rows[1:] - rows[:-1]
     return int((steps != 1).sum()) < max(num_requests, 1)
+
+
+MENDS = (
+    Mend(DRAFTER, POSITIONS, with_token_indices, POSITIONS_CONSEQUENCE, beside=(FIRST_PASS,)),
+    Mend(MODEL, NORM, with_each_layers_weights, NORM_CONSEQUENCE, is_needed=on_cpu),
+    Mend(MODEL, LOAD, without_rescorer, "a head with a rescorer beside it has to go through 'oneglance export'"),
+)
+HOOKS = tuple(dict.fromkeys(hook for mend in MENDS for hook in mend.hooks))

@@ -18,3 +18,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "engines/installed" in item.path.as_posix():
             item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.filterwarnings("default"))  # an engine's own warnings are not ours to mend
