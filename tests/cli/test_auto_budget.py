@@ -53,9 +53,9 @@ def test_bad_budgets_are_one_line(run: Run, text_target: Path, text_head: Path, 
 
 
 def test_a_drafter_without_marginals_has_no_width(run: Run, text_target: Path) -> None:
-    for name in ("ngram", "none"):
-        words = ("generate", "hi", "--target", text_target, "--drafter", name, "--budget", "auto")
-        assert "needs a drafter with marginals" in run(*words).error
+    words = ("generate", "hi", "--target", text_target, "--budget", "auto", "--drafter")
+    assert "needs a drafter with marginals" in run(*words, "ngram").error
+    assert "takes no --budget" in run(*words, "none").error
 
 
 def test_audit_takes_auto_beside_numbers(run: Run) -> None:

@@ -293,7 +293,7 @@ def test_memory_that_runs_out_costs_the_store_only(monkeypatch: pytest.MonkeyPat
     check(decoder, messages)
     assert decoder.prefixes is not None
     with monkeypatch.context() as patch:
-        patch.setattr("oneglance.prefixes.hf.filled_cache", raising)
+        patch.setattr("oneglance.prefixes.hf.filled", raising)
         done = decoder.generate(messages, max_new_tokens=NUM_TOKENS)
     assert done.num_reused == 0
     with monkeypatch.context() as patch:

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from oneglance.cli import COMMANDS, main
+from oneglance.commands.demo import PAGE, PROMPT
+from oneglance.decoder import load
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -74,3 +76,14 @@ def test_paper_map_names_files_that_exist() -> None:
     assert files
     for file in files:
         assert (SRC / file).exists(), file
+
+
+def test_the_recorded_demo_is_what_the_program_gives() -> None:
+    """Tokens, rounds and τ of README's recording; times are those of one run."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^ (plain|oneglance) +(\d+ +\d+ +[\d.]+) ", text, re.MULTILINE))
+    decoder = load(dtype="float32")
+    for name, arm in (("plain", decoder.plain()), ("oneglance", decoder)):
+        done = arm.generate(PROMPT, images=[PAGE])
+        assert done.tau is not None
+        assert rows[name].split() == [str(done.num_tokens), str(len(done.rounds)), f"{done.tau:.2f}"]

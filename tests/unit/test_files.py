@@ -39,9 +39,17 @@ DAMAGED = {
 }
 
 
-@pytest.mark.parametrize("parse", [parse_json, parse_yaml])
 @pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 5_000])
-@pytest.mark.parametrize("brackets", ["[]", ("{a: ", "}"), ('{"a":', "}")])
+@pytest.mark.parametrize(
+    ("parse", "brackets"),
+    [
+        (parse_json, "[]"),
+        (parse_json, ('{"a":', "}")),
+        (parse_yaml, "[]"),
+        (parse_yaml, ('{"a":', "}")),
+        (parse_yaml, ("{a: ", "}")),
+    ],
+)
 def test_what_is_nested_too_deeply_is_a_value_error(parse: Any, depth: int, brackets: Any) -> None:
     first, last = brackets
     with pytest.raises(ValueError, match="nested"):

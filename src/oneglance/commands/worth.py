@@ -46,9 +46,9 @@ def worth_it(
 
     setup = measuring.Setup(target, head, budget, max_new_tokens, dtype, device, attention, threads, runner=runner)
     setup.check()
-    opening.note_foreign(target)
     cases = own_images(images, read_questions(prompts), limit)
     bound = setup.bind(["plain", "chain", "tree"])
+    opening.note_foreign(target)
     settings = setup.describe(cases, limit=limit)
     clock = Bench(setup.open(), bound, opening.sampling(max_new_tokens))
     records = measuring.measure(clock, cases, settings, out=out, show=not json)
