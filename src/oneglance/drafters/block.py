@@ -283,12 +283,11 @@ def as_marginals(ids: Tensor, log_q: Tensor, log_q_given: Tensor | None = None) 
     Raises:
         DraftError: a row is no distribution.
     """
-    host = to_host(ids, log_q) if log_q_given is None else to_host(ids, log_q, log_q_given)
-    token_ids, values = host[0], host[1].astype(np.float64)
-    given = host[2] if len(host) > 2 else None
+    token_ids, values, *more = to_host(ids, log_q, *(() if log_q_given is None else (log_q_given,)))
+    given = more[0] if more else None
     if not np.isfinite(values[:, 0]).all() or (given is not None and np.isnan(given).any()):
         raise DraftError("the head returned NaN or infinite values")
-    return BlockMarginals(token_ids, values, given)
+    return BlockMarginals(token_ids, values.astype(np.float64), given)
 
 
 def to_host(*tensors: Tensor) -> list[np.ndarray]:

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from oneglance.core import HeadError
 
 KeysValues = tuple[Tensor, Tensor]
-Slots = slice | Tensor  # places of rows in a buffer
 
 
 C = TypeVar("C", bound="DraftConfig")
@@ -222,7 +221,7 @@ class Attention(nn.Module):
         context: KeysValues,
         rotation: tuple[Tensor, Tensor],
         mask: Tensor | None,
-        slots: Slots | None = None,
+        slots: slice | None = None,
     ) -> Tensor:
         shape = (*x.shape[:-1], -1, self.head_dim)
         queries = rotate(self.q_norm(self.q_proj(x).view(shape)).transpose(1, 2), rotation)
@@ -262,7 +261,7 @@ class Layer(nn.Module):
         context: KeysValues,
         rotation: tuple[Tensor, Tensor],
         mask: Tensor | None,
-        slots: Slots | None = None,
+        slots: slice | None = None,
     ) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), context, rotation, mask, slots)
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
@@ -325,7 +324,7 @@ class BlockHead(nn.Module):
         context: Sequence[KeysValues],
         position_ids: Tensor,
         masks: Sequence[Tensor | None],
-        slots: Slots | None = None,
+        slots: slice | None = None,
     ) -> Tensor:
         """One pass.
 
@@ -346,7 +345,7 @@ class BlockHead(nn.Module):
         return out
 
 
-def joined(context: KeysValues, block: KeysValues, slots: Slots | None) -> KeysValues:
+def joined(context: KeysValues, block: KeysValues, slots: slice | None) -> KeysValues:
     """Keys and values of context and block: in new tensors, or in the context's own where it has slots for them."""
     if slots is None:
         return torch.cat([context[0], block[0]], 2), torch.cat([context[1], block[1]], 2)

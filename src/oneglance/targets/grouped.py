@@ -6,34 +6,25 @@ heads of a group stand below one another as further rows, so that keys and value
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AttentionInterface
+
+from oneglance.targets import hf
 
 GROUPED = "oneglance_grouped"
 
 
-@contextmanager
-def grouped_attention(config: Any) -> Iterator[None]:
+def grouped_attention(config: Any) -> AbstractContextManager[None]:
     """Packed passes of a text config with ``sdpa`` attend in groups; other backends stay as they are.
 
     Args:
         config: of the text stack, whose layers look the backend up in it at each pass.
     """
-    if config._attn_implementation != "sdpa":
-        yield
-        return
-    AttentionInterface.register(GROUPED, attend)
-    before, config._attn_implementation_internal = config._attn_implementation_internal, GROUPED
-    try:
-        yield
-    finally:
-        config._attn_implementation_internal = before
+    return hf.attending(config, GROUPED, attend) if config._attn_implementation == "sdpa" else nullcontext()
 
 
 def attend(

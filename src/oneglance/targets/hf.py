@@ -10,7 +10,7 @@ import copy
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -115,22 +115,29 @@ def check_attention(model: PreTrainedModel) -> None:
         )
 
 
-FLOAT64_ATTENTION = "oneglance_float64"
-
-
 @contextmanager
-def attention_in_float64(config: Any) -> Iterator[None]:
-    """Attention scores, softmax and sum in float64 in every layer of a text config, rounded once, to the model's dtype.
+def attending(config: Any, name: str, attend: Callable[..., tuple[torch.Tensor, None]]) -> Iterator[None]:
+    """Attention by another function in every layer of a text config.
 
     Args:
         config: of the text stack, whose layers look the backend up in it at each pass.
+        name: the function's, among transformers' backends.
+        attend: transformers' attention function.
     """
-    transformers.AttentionInterface.register(FLOAT64_ATTENTION, _float64_attention)
-    before, config._attn_implementation_internal = config._attn_implementation_internal, FLOAT64_ATTENTION
+    transformers.AttentionInterface.register(name, attend)
+    before, config._attn_implementation_internal = config._attn_implementation_internal, name
     try:
         yield
     finally:
         config._attn_implementation_internal = before
+
+
+FLOAT64_ATTENTION = "oneglance_float64"
+
+
+def attention_in_float64(config: Any) -> AbstractContextManager[None]:
+    """Attention scores, softmax and sum in float64 in every layer, rounded once, to the model's dtype."""
+    return attending(config, FLOAT64_ATTENTION, _float64_attention)
 
 
 def _float64_attention(
@@ -149,8 +156,7 @@ def _float64_attention(
 WATCHED_ATTENTION = "oneglance_watched"
 
 
-@contextmanager
-def watched_attention(config: Any, see: Callable[[int, torch.Tensor], None]) -> Iterator[None]:
+def watched_attention(config: Any, see: Callable[[int, torch.Tensor], None]) -> AbstractContextManager[None]:
     """Attention in float64 whose weights are seen; sdpa and its kin keep them to themselves.
 
     Args:
@@ -171,12 +177,7 @@ def watched_attention(config: Any, see: Callable[[int, torch.Tensor], None]) -> 
         see(int(module.layer_idx), weights[0].flatten(0, 1))  # type: ignore[arg-type]
         return _mix(weights, value, query.dtype), None
 
-    transformers.AttentionInterface.register(WATCHED_ATTENTION, attend)
-    before, config._attn_implementation_internal = config._attn_implementation_internal, WATCHED_ATTENTION
-    try:
-        yield
-    finally:
-        config._attn_implementation_internal = before
+    return attending(config, WATCHED_ATTENTION, attend)
 
 
 def _float64_weights(
