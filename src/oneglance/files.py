@@ -30,6 +30,18 @@ def parse_json(text: str | bytes) -> Any:
     return value
 
 
+def parse_object(text: str | bytes) -> dict[str, Any]:
+    """``parse_json`` of an object.
+
+    Raises:
+        ValueError: it is none.
+    """
+    value = parse_json(text)
+    if not isinstance(value, dict):
+        raise ValueError("it is no JSON object")
+    return value
+
+
 def parse_yaml(text: str) -> Any:
     """YAML that a stranger may have written. The one place where YAML is read.
 
@@ -59,12 +71,9 @@ def read_object(path: Path, fix: str) -> dict[str, Any]:
         InputError: it cannot be read, or holds something else.
     """
     try:
-        value = parse_json(path.read_text(encoding="utf-8"))
-        if not isinstance(value, dict):
-            raise ValueError("it is no JSON object")
+        return parse_object(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read {path} ({getattr(error, 'strerror', None) or error}); {fix}") from error
-    return value
 
 
 def _check_depth(value: Any) -> None:
@@ -120,14 +129,14 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """
     if not path.is_file():
         return []
-    rows = []
+    rows: list[dict[str, Any]] = []
     try:
-        for number, line in enumerate(path.read_text(encoding="utf-8").split("\n")[:-1], start=1):
-            rows.append(parse_json(line))
-            if not isinstance(rows[-1], dict):
-                raise ValueError(f"line {number} is no JSON object")
+        for line in path.read_text(encoding="utf-8").split("\n")[:-1]:
+            rows.append(parse_object(line))
     except (OSError, ValueError) as error:
-        raise InputError(f"{path} is damaged ({error}); remove it, or choose another --out") from error
+        raise InputError(
+            f"{path} is damaged (line {len(rows) + 1}: {error}); remove it, or choose another --out"
+        ) from error
     return rows
 
 

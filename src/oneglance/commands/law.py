@@ -35,16 +35,10 @@ def law(
     """
     from oneglance.report import figures as draw
     from oneglance.report.study import study_law
-    from oneglance.stats.rounds import RoundLog
-    from oneglance.stats.sidecar import read_marginals
 
     log = logs.read(files, tasks)
     estimator = logs.method(method)
-    table = None
-    if calibration:
-        import numpy as np
-
-        table = np.concatenate([read_marginals(f, RoundLog(tuple(logs.read([f], tasks).rows))) for f in files])
+    table = logs.marginals(files, tasks) if calibration else None
     study = study_law(log, method=estimator, budget=budget, vocab_size=logs.vocab_size(files), marginals=table)
     per_task = {name: found for name, found in study.fits.items() if name != logs.POOLED}
     pooled = study.fits.get(logs.POOLED)

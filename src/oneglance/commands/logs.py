@@ -13,6 +13,7 @@ from oneglance.core import InputError
 from oneglance.files import parse_json
 
 if TYPE_CHECKING:
+    from oneglance.stats.bootstrap import Array
     from oneglance.stats.law import Method
     from oneglance.stats.rounds import RoundLog
 
@@ -30,7 +31,7 @@ Figures = Annotated[
 POOLED = "pooled"
 
 
-def read(files: list[Path], tasks: str | None) -> RoundLog:
+def read(files: Sequence[Path], tasks: str | None) -> RoundLog:
     """The drafted rounds of the logs, of the named tasks.
 
     Raises:
@@ -54,6 +55,19 @@ def read(files: list[Path], tasks: str | None) -> RoundLog:
     return RoundLog(tuple(row for row in rows if row.task in wanted))
 
 
+def marginals(files: Sequence[Path], tasks: str | None) -> Array:
+    """(R, L, K) marginals of the rounds that ``read`` gives, from what stands beside the logs.
+
+    Raises:
+        InputError: a log was written without --marginals.
+    """
+    import numpy as np
+
+    from oneglance.stats.sidecar import read_marginals
+
+    return np.concatenate([read_marginals(file, read([file], tasks)) for file in files])
+
+
 def method(name: str) -> Method:
     """The estimator of that name.
 
@@ -67,7 +81,7 @@ def method(name: str) -> Method:
     raise InputError(f"--method takes ml or ls, got {name!r}")
 
 
-def vocab_size(files: list[Path]) -> int | None:
+def vocab_size(files: Sequence[Path]) -> int | None:
     """Rows of the target's lm_head, from what stands beside the logs; None where nothing does."""
     sizes = {settings(file).get("vocab_size") for file in files}
     return sizes.pop() if len(sizes) == 1 else None

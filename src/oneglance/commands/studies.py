@@ -51,16 +51,12 @@ def sections(
 
 
 def _of_rounds(files: Sequence[Path], resamples: int) -> list[Section]:
-    import numpy as np
-
     from oneglance.report.entropy import sections as of_log
-    from oneglance.stats.sidecar import folder, read_marginals
+    from oneglance.stats.sidecar import folder
 
-    log = logs.read(list(files), None)
-    table = None
-    if all(folder(file).is_dir() for file in files):
-        table = np.concatenate([read_marginals(file, logs.read([file], None)) for file in files])
-    return of_log(log, marginals=table, vocab_size=logs.vocab_size(list(files)), resamples=resamples)
+    log = logs.read(files, None)
+    table = logs.marginals(files, None) if all(folder(file).is_dir() for file in files) else None
+    return of_log(log, marginals=table, vocab_size=logs.vocab_size(files), resamples=resamples)
 
 
 def _ablation(path: Path) -> Section:

@@ -8,7 +8,7 @@ from typing import Any
 from oneglance.report.causes import Ablation, ImageEffect, Transfer
 from oneglance.report.page import Chart, Section
 from oneglance.report.svg import Bar, forest
-from oneglance.stats.bootstrap import Interval
+from oneglance.report.tables import measured, of_interval
 
 
 def image_section(found: Mapping[str, ImageEffect]) -> Section:
@@ -31,10 +31,10 @@ def image_section(found: Mapping[str, ImageEffect]) -> Section:
     rows = []
     for task, e in found.items():
         row: dict[str, Any] = {"task": task, "roots": e.num_roots, "prompts": e.num_prompts}
-        row |= _interval("lift", e.lift, "low", "high") | {"h_right": e.h_right.value, "h_wrong": e.h_mismatched.value}
+        row |= measured(of_interval("lift", e.lift)) | {"h_right": e.h_right.value, "h_wrong": e.h_mismatched.value}
         if e.effect is not None:
             row |= {"total": e.effect.total.value, "within": e.effect.within_bins.value}
-            row |= _interval("residual", e.effect.residual, "residual_low", "residual_high")
+            row |= measured(of_interval("residual", e.effect.residual, "residual_low", "residual_high"))
         rows.append(row)
     opening = (
         "Each prompt is decoded with its own image; along that text both arms start rounds at the same roots, one with "
@@ -65,7 +65,7 @@ def ablation_section(found: Ablation, *, baseline: str, name: str) -> Section:
             for arm, kept in arms.items():
                 row: dict[str, Any] = {"task": task, "tree": tree, "arm": arm}
                 row |= {"rounds": kept.num_rounds, "prompts": kept.num_prompts, "tau": kept.tau.value}
-                rows.append(row if arm == baseline else row | _interval("share", kept.share, "low", "high"))
+                rows.append(row if arm == baseline else row | measured(of_interval("share", kept.share)))
     notes = [
         f"{task}, {arm}: share kept by the tree less share kept by the chain {gap.value:+.1%} "
         f"[{gap.low:+.1%}, {gap.high:+.1%}]."
@@ -94,7 +94,7 @@ def transfer_section(found: Transfer) -> Section:
             "rounds": row.fit.law.num_rounds,
             "prompts": row.fit.law.num_prompts,
             "b0": row.fit.law.b0.value,
-            **_interval("b1", row.fit.law.b1, "low", "high"),
+            **measured(of_interval("b1", row.fit.law.b1)),
             "sign": {1: "+", 0: "0", -1: "-"}[row.sign],
             "curve": row.fit.curve_r2,
             "a": row.fit.mean_a.value,
@@ -105,8 +105,3 @@ def transfer_section(found: Transfer) -> Section:
     opening = "A row a log and task. The sign is that of b1, 0 where its interval holds zero."
     notes = [f"{name}: excluded, {reason}." for name, reason in found.excluded.items()]
     return Section("Does the form transfer?", columns, rows, [opening, *notes], [])
-
-
-def _interval(name: str, found: Interval, low: str, high: str) -> dict[str, float | None]:
-    values = {name: found.value, low: found.low, high: found.high}
-    return {key: value if value == value else None for key, value in values.items()}

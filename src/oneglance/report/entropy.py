@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from oneglance.core import InputError
 from oneglance.report.causes import study_saliency
 from oneglance.report.page import Chart, Section
 from oneglance.report.study import LawStudy, WidthStudy, study_law, study_tail, study_width
 from oneglance.report.svg import Bar, curves, forest
-from oneglance.stats.bootstrap import Array, Interval
+from oneglance.report.tables import measured, of_interval
+from oneglance.stats.bootstrap import Array
 from oneglance.stats.law import Method
 from oneglance.stats.rounds import RoundLog
 from oneglance.stats.tail import Tail
@@ -68,7 +68,7 @@ def law_section(study: LawStudy) -> Section:
         values |= {"curve": fit.curve_r2, "isotonic": fit.isotonic_r2, "round": fit.round_r2}
         values |= {"ceiling": fit.ceiling.share, "a": fit.mean_a.value, "long": fit.long_runs}
         names = {"task": task, "verdict": fit.verdict, "rounds": law.num_rounds, "prompts": law.num_prompts}
-        rows.append({**names, **_measured(values)})
+        rows.append({**names, **measured(values)})
         failed = [criterion for criterion, is_met in fit.criteria.items() if not is_met]
         if failed:
             notes.append(f"{task}: {fit.verdict}, because not: {law.degenerate or ', '.join(failed)}.")
@@ -116,7 +116,7 @@ def tail_section(tails: Mapping[str, Tail], left_out: Mapping[str, str]) -> Sect
         values |= {"chi_one": one.statistic, "chi_two": two.statistic, "ratio": ratio.statistic}
         chances = {"p_one": one.p, "p_two": two.p, "p_chi2": ratio.p_chi2, "p_boot": ratio.p_bootstrap}
         names = {"task": task, "rounds": tail.num_rounds, "prompts": tail.num_prompts}
-        rows.append({**names, **_measured(values), **{n: f"{p:.2g}" for n, p in chances.items() if p == p}})
+        rows.append({**names, **measured(values), **{n: f"{p:.2g}" for n, p in chances.items() if p == p}})
         says = "lies above" if tail.exceeds_cap else "does not lie above"
         note = f"{task}: the floor's interval {says} e^b0"
         if tail.held_out is not None:
@@ -144,7 +144,7 @@ def width_section(widths: Mapping[str, WidthStudy]) -> Section:
             lines.setdefault(point.policy, []).append((float(point.budget), point.mean_a))
         for budget in dict.fromkeys(point.budget for point in study.points):
             own = {point.policy: point.mean_a for point in study.points if point.budget == budget}
-            rows.append({"task": task, "budget": budget, **_measured(own)})
+            rows.append({"task": task, "budget": budget, **measured(own)})
         title = f"Width policies, {task}"
         text = f"{study.num_rounds} rounds of {study.num_prompts} prompts, every policy at the same mean budget."
         charts.append(Chart(title, text, curves(lines, title=title, x_label="nodes a round", y_label="a")))
@@ -169,19 +169,10 @@ def saliency_section(log: RoundLog, seed: int = 0) -> Section:
         found = effect.correlations
         values = {"v": effect.mean_saliency, "a_h": found.a_h.value, "a_v": found.a_v.value, "gap": effect.mean_gap}
         names = {"task": task, "rounds": effect.num_rounds, "prompts": effect.num_prompts}
-        rows.append({**names, **_measured({**values, **_named("partial", found.partial)})})
+        rows.append({**names, **measured({**values, **of_interval("partial", found.partial)})})
     opening = (
         "v is the share of the root row's attention on image rows, over heads and kept layers. Its correlation with "
         "accepted length is given with entropy taken out, and as the ratio of mean accepted length, high over low v, "
         "within entropy deciles: 1 where v says nothing that entropy does not."
     )
     return Section("Image saliency", columns, rows, [opening], [])
-
-
-def _named(name: str, interval: Interval) -> dict[str, float]:
-    return {name: interval.value, "low": interval.low, "high": interval.high}
-
-
-def _measured(values: Mapping[str, float]) -> dict[str, Any]:
-    """None in place of what is not a number."""
-    return {name: value if value == value else None for name, value in values.items()}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from oneglance.report.page import Section
+    from oneglance.stats.bootstrap import Interval
 
 COLUMNS: dict[str, str] = {
     "task": "task",
@@ -40,6 +41,16 @@ def cell(value: Any) -> str:
     if value is None:
         return "—"
     return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def of_interval(name: str, found: Interval, low: str = "low", high: str = "high") -> dict[str, float]:
+    """A value and its bounds, under these names of columns."""
+    return {name: found.value, low: found.low, high: found.high}
+
+
+def measured(values: Mapping[str, float]) -> dict[str, float | None]:
+    """None in place of what is not a number."""
+    return {name: value if value == value else None for name, value in values.items()}
 
 
 def markdown(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str] = COLUMNS) -> str:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oneglance.core import InputError
-from oneglance.files import parse_json
+from oneglance.files import parse_object
 from oneglance.stats.bootstrap import Array
 from oneglance.stats.geometric import Ints, L, Runs
 
@@ -181,11 +181,9 @@ def row_of(line: str, where: str = "line 1") -> RoundRow:
         InputError: naming ``where`` and the field at fault.
     """
     try:
-        data = parse_json(line)
+        data = parse_object(line)
     except ValueError as error:
         raise InputError(f"{where}: not a JSON object ({error})") from error
-    if not isinstance(data, dict):
-        raise InputError(f"{where}: not a JSON object")
     version = data.get("schema_version")
     if version != SCHEMA_VERSION:
         raise InputError(f"{where}: schema_version is {version!r}; this version reads {SCHEMA_VERSION}")

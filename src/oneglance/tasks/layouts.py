@@ -15,7 +15,7 @@ from typing import Any, Final
 from PIL import Image
 
 from oneglance.core import InputError
-from oneglance.files import parse_json
+from oneglance.files import parse_json, parse_object
 
 LETTERS: Final = "ABCDEFGHIJ"
 
@@ -115,11 +115,9 @@ def text(folder: Path, split: str) -> Iterator[Item]:
         if not line.strip():
             continue
         try:
-            row = parse_json(line)
+            row = parse_object(line)
         except ValueError as error:
-            raise InputError(f"{path}, line {index + 1} is no JSON: {error}") from error
-        if not isinstance(row, dict):
-            raise InputError(f"{path}, line {index + 1} is no JSON object")
+            raise InputError(f"{path}, line {index + 1} is no JSON object: {error}") from error
         prompt = row.get("prompt") or (row.get("turns") or [None])[0]
         if not isinstance(prompt, str):
             raise InputError(f"{path}, line {index + 1}: need a text prompt, or turns whose first one is a text")
