@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from oneglance.accept import argmax
 from oneglance.bench.manifest import manifest
 from oneglance.core import AcceptRule, CutReason, Drafter, TokenTree, Verdict
-from oneglance.decode import decode
+from oneglance.decode import decode, synchronise
 from oneglance.drafters.block import BlockDrafter
 from oneglance.drafters.head import BlockHead, HeadConfig, kept_layers
 from oneglance.drafters.plain import NoDrafter
@@ -149,10 +149,10 @@ def run_arm(target: Target, inputs: Inputs, drafter: Drafter, accept: AcceptRule
     state.token_ids.append(root)
     rounds = decode(target, drafter, accept, state, root, Cap(cap))
     first = next(rounds)  # takes in the prompt: left out, as is the first step of the plain arm
-    _wait(target)
+    synchronise(target.device)
     started = time.perf_counter()
     done = list(rounds)
-    _wait(target)
+    synchronise(target.device)
     whole = (time.perf_counter() - started) * 1e3
     kept = sum(len(r.token_ids) for r in done)
     return {
@@ -182,18 +182,13 @@ def timed(target: Target, call: Callable[[], object], repeats: int) -> float:
     """Median milliseconds, after two calls to warm up."""
     took = []
     for turn in range(repeats + 2):
-        _wait(target)
+        synchronise(target.device)
         started = time.perf_counter()
         call()
-        _wait(target)
+        synchronise(target.device)
         if turn > 1:
             took.append((time.perf_counter() - started) * 1e3)
     return statistics.median(took)
-
-
-def _wait(target: Target) -> None:
-    if target.device.type == "cuda":
-        torch.cuda.synchronize(target.device)
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:

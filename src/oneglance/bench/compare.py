@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from oneglance.bench.metrics import MIN_PROMPTS, mean_ms, pairs
+from oneglance.bench.metrics import mean_ms, paired_speedup, pairs
 from oneglance.bench.record import Record
 from oneglance.core import InputError
-from oneglance.stats.bootstrap import NAN, Interval, resample_ratio
+from oneglance.stats.bootstrap import NAN
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +152,7 @@ def charges(values: Sequence[str]) -> dict[str, float]:
 
 def _margin(task: str, ours: str, other: str, both: list[tuple[float, float]]) -> Margin:
     others, own = [a for a, _ in both], [b for _, b in both]
-    ratio: Interval = resample_ratio(others, own)
-    value, is_enough = ratio.value, len(both) >= MIN_PROMPTS
+    value, low, high = paired_speedup(others, own)
     return Margin(
         task=task,
         ours=ours,
@@ -161,7 +160,7 @@ def _margin(task: str, ours: str, other: str, both: list[tuple[float, float]]) -
         n=len(both),
         wins=sum(b < a for a, b in both),
         over_ours=value - 1,
-        low=ratio.low - 1 if is_enough else NAN,
-        high=ratio.high - 1 if is_enough else NAN,
+        low=low - 1,
+        high=high - 1,
         over_other=1 - 1 / value if value > 0 else NAN,
     )

@@ -111,13 +111,13 @@ def summarise(records: Sequence[Record]) -> list[Row]:
 
 
 def paired_speedup(plain_ms: Sequence[float], other_ms: Sequence[float]) -> tuple[float, float, float]:
-    """Ratio of summed times and its 95 % paired percentile bootstrap interval; nan bounds for a single prompt.
+    """Ratio of summed times and its 95 % paired percentile bootstrap interval; nan bounds below ``MIN_PROMPTS``.
 
     Args:
         plain_ms, other_ms: decode times of the same prompts, in the same order.
     """
     found = resample_ratio(plain_ms, other_ms)
-    return found.value, found.low, found.high
+    return (found.value, found.low, found.high) if len(plain_ms) >= MIN_PROMPTS else (found.value, NAN, NAN)
 
 
 def geomean(values: Sequence[float]) -> float:
@@ -189,8 +189,6 @@ def _speedups(own: list[Record], plain: list[Record]) -> dict[str, Any]:
         return _NO_SPEEDUP
     plain_ms, own_ms = [mean_ms(a) for a, _ in both], [mean_ms(b) for _, b in both]
     speedup, low, high = paired_speedup(plain_ms, own_ms)
-    if len(both) < MIN_PROMPTS:
-        low = high = NAN
     repeats = min(len(rs) for pair in both for rs in pair)
     return {
         "speedup": speedup,

@@ -130,10 +130,6 @@ def _dflash(target: Target, name: str) -> Outside:
     return Generate(target, assistant_model=hf.assistant("AutoModel", name, target.model), speculation_type="dflash")
 
 
-def _server(target: Target, url: str) -> Outside:
-    return Served(target, url)
-
-
 PLAIN: dict[str, Callable[[Target], Outside]] = {
     "transformers": Generate,
     "transformers-lookup": lambda target: Generate(target, prompt_lookup_num_tokens=LOOKUP_TOKENS),
@@ -141,7 +137,7 @@ PLAIN: dict[str, Callable[[Target], Outside]] = {
 OF_WHAT: dict[str, Callable[[Target, str], Outside]] = {
     "transformers-assisted": _assisted,  # @MODEL, a smaller one of the same tokenizer
     "transformers-dflash": _dflash,  # @FOLDER, from 'oneglance export --format transformers'
-    "server": _server,  # @URL
+    "server": Served,  # @URL
 }
 
 

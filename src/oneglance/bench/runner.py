@@ -16,6 +16,7 @@ from oneglance.bench.outside import Answered, Outside
 from oneglance.bench.record import Record
 from oneglance.bench.systems import card
 from oneglance.core import Drafter, Generation, SamplingParams
+from oneglance.decode import synchronise
 from oneglance.decoder import Decoder
 from oneglance.reference import Reference, reference
 from oneglance.targets.base import Target
@@ -249,11 +250,11 @@ def vision_clock(target: Target) -> Iterator[Clock]:
         return
 
     def begin(module: torch.nn.Module, args: Any) -> None:
-        _wait(target)
+        synchronise(target.device)
         started[0] = time.perf_counter()
 
     def end(module: torch.nn.Module, args: Any, output: Any) -> None:
-        _wait(target)
+        synchronise(target.device)
         clock.ms += (time.perf_counter() - started[0]) * 1e3
         clock.num_calls += 1
 
@@ -263,11 +264,6 @@ def vision_clock(target: Target) -> Iterator[Clock]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _wait(target: Target) -> None:
-    if target.device.type == "cuda":
-        torch.cuda.synchronize(target.device)
 
 
 def _graded(grade: Grade) -> dict[str, Any]:
