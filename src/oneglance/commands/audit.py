@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from oneglance.commands import opening, options, terminal
-from oneglance.core import AnyBudget, InputError, OneglanceWarning
+from oneglance.core import AnyBudget, Drafter, InputError, OneglanceWarning
 
 if TYPE_CHECKING:
-    from oneglance.audit import AuditReport, Case
+    from oneglance.audit import AuditReport, BindDrafter, Case
     from oneglance.targets.base import Target
 
 Budgets = Annotated[
@@ -95,12 +95,9 @@ def audit(
     With --fixed-shape, both sides run packed passes of one shape, and any difference at all is a failure.
     """
     from oneglance.audit import audit as run
-    from oneglance.bench.manifest import manifest
     from oneglance.drafters import prepare
-    from oneglance.drafters.paced import at_budget
     from oneglance.runner import check_name, with_runner
     from oneglance.targets import open_target
-    from oneglance.tree import policy
 
     if max_new_tokens < 1:
         raise InputError(f"an audit needs at least one new token, got --max-new-tokens {max_new_tokens}")
@@ -118,8 +115,8 @@ def audit(
     for size in sizes:
         opening.check_tree(size, branch_k)
     names = _covered(choose_tasks(tasks), prompts)
-    policies = {name: policy(name) for name in tree or ["best_first"]}
     bind = prepare(drafter, opening.head_name(target, head, drafter))
+    arms = _arms(bind, tree or ["best_first"], sizes, branch_k)
     numbers = _numbers(sizes, is_needed=fixed_shape or matrix)
     shape = max(numbers) if fixed_shape else None
     open_in = partial(
@@ -144,22 +141,39 @@ def audit(
         )
         raise typer.Exit(0 if is_sound else 1)
     opened = with_runner(open_in(dtype=dtype), runner)
-    arms = {
-        f"{name}/{size}": partial(at_budget, bind, policy=chosen, budget=size, branch_k=branch_k)
-        for name, chosen in policies.items()
-        for size in sizes
-    }
     reports = run(
         opened, arms, held_out(opened, names, prompts), max_new_tokens=max_new_tokens, compare_hf=hf, params=params
     )
     report = _follow(reports, prompts, show=not json)
+    _tell(
+        report, json=json, dtype=dtype, attention=attention, target=target, passes=opened.passes.name, prompts=prompts
+    )
+    if report.bugs or (fixed_shape and report.divergences):
+        raise typer.Exit(1)
+
+
+def _arms(
+    bind: Callable[..., Drafter], trees: Sequence[str], sizes: Sequence[AnyBudget], branch_k: int | None
+) -> dict[str, BindDrafter]:
+    """Every tree at every budget."""
+    from oneglance.drafters.paced import at_budget
+    from oneglance.tree import policy
+
+    return {
+        f"{name}/{size}": partial(at_budget, bind, policy=policy(name), budget=size, branch_k=branch_k)
+        for name in trees
+        for size in sizes
+    }
+
+
+def _tell(report: AuditReport, *, json: bool, prompts: int, **settings: Any) -> None:
+    """The report as text, or as JSON with what it was made with."""
+    from oneglance.bench.manifest import manifest
+
     if json:
-        settings = {"dtype": dtype, "attention": attention, "target": target, "passes": opened.passes.name}
         terminal.write_json({**report.as_dict(), **settings, "manifest": manifest(**settings, prompts=prompts)})
     else:
         _show(Console(highlight=False), report)
-    if report.bugs or (fixed_shape and report.divergences):
-        raise typer.Exit(1)
 
 
 def _covered(names: list[str], prompts: int) -> list[str]:

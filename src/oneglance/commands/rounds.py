@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from oneglance.commands import asking, opening, options, terminal
 from oneglance.core import InputError
+
+if TYPE_CHECKING:
+    from oneglance.bench.cases import Case
+    from oneglance.core import SamplingParams
+    from oneglance.decoder import Decoder
 
 Out = Annotated[
     Path,
@@ -63,11 +69,6 @@ def rounds(
     Entropy, top probability and gap are of the target's own row, before any processor or temperature. The log is what
     the commands law, tail and width read; a killed run goes on where it stopped.
     """
-    from oneglance.bench.journal import Journal
-    from oneglance.bench.manifest import manifest
-    from oneglance.bench.roundlog import SIDECAR_RANKS, record
-    from oneglance.targets.saliency import ImageAttention
-
     if max_new_tokens < 2:
         raise InputError(f"a round log needs at least two new tokens, got --max-new-tokens {max_new_tokens}")
     margin = opening.gate(gate)
@@ -106,13 +107,37 @@ def rounds(
         "saliency": saliency,
         "vocab_size": decoder.target.vocab_size,
     }
+    name = f"{drafter}/{tree}/{budget}"
+    fell_back = _record(
+        decoder, cases, params, out, settings, name, marginals=marginals, saliency=saliency, show=not json
+    )
+    _report(out, fell_back, json=json)
+
+
+def _record(
+    decoder: Decoder,
+    cases: Sequence[Case],
+    params: SamplingParams,
+    out: Path,
+    settings: dict[str, Any],
+    name: str,
+    *,
+    marginals: bool,
+    saliency: bool,
+    show: bool,
+) -> int:
+    """Log what is not in the log yet; on how many prompts drafting ended early."""
+    from oneglance.bench.journal import Journal
+    from oneglance.bench.manifest import manifest
+    from oneglance.bench.roundlog import SIDECAR_RANKS, record
+    from oneglance.targets.saliency import ImageAttention
+
     journal = Journal(out, settings)
     done_before = journal.take_back_last()
     measure = ImageAttention(decoder.target, decoder.drafter.target_layer_ids) if saliency else None
     journal.describe(manifest(**settings), settings)
-    name = f"{drafter}/{tree}/{budget}"
     fell_back = 0
-    for case in asking.each(cases, done=done_before, show=not json):
+    for case in asking.each(cases, done=done_before, show=show):
         done = record(
             decoder,
             case.encode(decoder.target),
@@ -127,7 +152,7 @@ def rounds(
         if done.marginals is not None:
             save_marginals(out, case.task, case.id, done.marginals)
         journal.append([asdict(row) for row in done.rows])
-    _report(out, fell_back, json=json)
+    return fell_back
 
 
 def save_marginals(log: Path, task: str, prompt: str, table: Any) -> None:
