@@ -63,9 +63,18 @@ class HeadTrainer:
         target: the frozen target.
         out: run folder: ``recipe.json``, ``log.jsonl``, ``checkpoints/``, ``head/``.
         trackers: experiment trackers of accelerate, such as ``tensorboard``.
+        store: of features, for runs that share them; the recipe's own choice by default.
     """
 
-    def __init__(self, recipe: HeadRecipe, target: Target, out: Path, *, trackers: Sequence[Any] = ()) -> None:
+    def __init__(
+        self,
+        recipe: HeadRecipe,
+        target: Target,
+        out: Path,
+        *,
+        trackers: Sequence[Any] = (),
+        store: Store | None = None,
+    ) -> None:
         self.recipe, self.target, self.out = recipe, target, out
         self.accelerator = _accelerator(recipe, target, out, trackers)
         self.train_rows = _usable(read_mixed(recipe.data.train_folders))
@@ -82,7 +91,7 @@ class HeadTrainer:
         )
         self.packed, self.adam = self.accelerator.prepare(packed, adam)
         self.checkpoints = Checkpoints(out / "checkpoints", keep=recipe.schedule.keep)
-        self._store = self._feature_store()
+        self._store = self._feature_store() if store is None else store
 
     @property
     def head(self) -> Any:
@@ -181,7 +190,7 @@ class HeadTrainer:
         return total, loss / weight
 
     def _forward(self, rows: Sequence[Trace], step: int) -> StepResult:
-        samples = [self._sample(row) for row in rows]
+        samples = [self.sample(row) for row in rows]
         blocks = build_blocks(
             [(s.token_ids, s.prompt_length) for s in samples],
             num_anchors=self.recipe.data.num_anchors,
@@ -203,7 +212,8 @@ class HeadTrainer:
             rows.append(self.train_rows[order[offset]])
         return rows
 
-    def _sample(self, row: Trace) -> Sample:
+    def sample(self, row: Trace) -> Sample:
+        """What the head reads of a trace, from the store or made now."""
         key = key_of(row)
         stored = self._store.get(key)
         if stored is not None:
@@ -232,7 +242,7 @@ class HeadTrainer:
     def _report(self, step: int, loss: float, result: StepResult | None, rate: float, evaluated: bool) -> Progress:
         accuracy = tau = None
         if evaluated and self.accelerator.is_main_process:
-            accuracy = heldout_accuracy(self.kind, self.head, self.target, (self._sample(r) for r in self.heldout_rows))
+            accuracy = heldout_accuracy(self.kind, self.head, self.target, (self.sample(r) for r in self.heldout_rows))
             tau = heldout_tau(self.kind, self.head, self.target, self.heldout_rows, self.recipe)
         top1 = (result.hits / result.labelled.clamp(min=1)).tolist() if result else []
         progress = Progress(step, self.num_steps, loss, top1, rate, accuracy, tau)
