@@ -4,8 +4,8 @@
     python benchmarks/training_study.py objectives --out runs/studies/objectives.jsonl --table docs/training.md
 
 A study of ``training_studies.yaml`` names a recipe, overrides that all arms share, and arms of further overrides; each
-arm is trained once a seed. Features that two arms share are made once. A line of the file is one trained head; a run that
-was killed goes on with the arms that are missing.
+arm is trained once a seed. Features that two arms share are made once. A line of the file is one trained head; a run
+that was killed goes on with the arms that are missing.
 """
 
 from __future__ import annotations
@@ -67,7 +67,12 @@ class SharedFeatures:
         self._stores: dict[tuple[Any, ...], MemoryStore] = {}
 
     def of(self, recipe: HeadRecipe) -> MemoryStore:
-        key = (recipe.image_long_side, recipe.data.max_length, recipe.head.target_layer_ids, recipe.objective.soft)
+        key = (
+            recipe.image_long_side,
+            recipe.data.max_length,
+            recipe.head.target_layer_ids,
+            recipe.objective.build().soft,
+        )
         return self._stores.setdefault(key, MemoryStore())
 
 
@@ -157,7 +162,8 @@ def provenance(rows: list[dict[str, Any]], tasks: list[str]) -> str:
     minutes = [row["minutes"] for row in rows if row["steps"]]
     shas = ", ".join(sorted({str(row["manifest"]["git_sha"]) for row in rows}))
     return (
-        f"{max(row['steps'] for row in rows)} steps an arm and seed, {min(minutes):.0f} to {max(minutes):.0f} minutes on "
+        f"{max(row['steps'] for row in rows)} steps an arm and seed, "
+        f"{min(minutes):.0f} to {max(minutes):.0f} minutes on "
         f"one thread; held-out prompts: {counts}; τ by a best-first tree, prompts resampled for the intervals (95 %). "
         f"Code {shas}."
     )

@@ -17,7 +17,8 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
     spec = importlib.util.spec_from_file_location("training_study", ROOT / "benchmarks" / "training_study.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
@@ -56,4 +57,5 @@ def test_the_table_pools_rounds_over_seeds_and_compares_prompt_by_prompt(script:
     ]
     text = script.table(study, rows)
     assert "| other | 2 | 0.500 | 0.500 | 0.500 | 0.500 | 0.500 | 3.00 | 1.50 [1.50, 1.50] |" in text
-    assert "docvqa 2" in text and "abc" in text
+    assert "docvqa 2" in text
+    assert "abc" in text
