@@ -1,0 +1,67 @@
+"""Write a drafter of your own: whatever it proposes, the text stays the target's.
+
+This one remembers what followed each token in the answers so far, over all pages that it has seen.
+
+python examples/own_drafter.py "Transcribe the document." src/oneglance/assets/demo_page.png
+"""
+
+import sys
+from collections import Counter, defaultdict
+
+import oneglance
+from oneglance.core import Round, TokenTree
+from oneglance.targets.state import TargetState
+from oneglance.tree import from_path
+
+Followers = defaultdict[int, Counter[int]]
+
+
+class Seen:
+    """What the drafter keeps for one generation; the loop shows it each round."""
+
+    def __init__(self, followers: Followers) -> None:
+        self.followers = followers
+
+    def observe(self, done: Round) -> None:
+        for token, following in zip((done.root, *done.token_ids), done.token_ids, strict=False):
+            self.followers[token][following] += 1
+
+
+class BigramDrafter:
+    """A chain of each token's most frequent follower."""
+
+    name = "bigrams"
+    target_layer_ids = ()  # it reads no hidden states of the target
+
+    def __init__(self, length: int = 8) -> None:
+        self.length = length
+        self.followers: Followers = defaultdict(Counter)
+
+    def start(self, state: TargetState) -> Seen:
+        return Seen(self.followers)
+
+    def draft(self, root: int, state: TargetState, draft_state: Seen, *, max_depth: int) -> TokenTree:
+        chain, token = [], root
+        while len(chain) < min(self.length, max_depth) and self.followers[token]:
+            token = self.followers[token].most_common(1)[0][0]
+            chain.append(token)
+        return from_path(chain)
+
+    def num_passes(self, tree: TokenTree) -> int:
+        return 0
+
+
+def main(prompt: str, *paths: str) -> int:
+    plain = oneglance.load(drafter="none", dtype="float32")
+    drafted = oneglance.Decoder(plain.target, BigramDrafter())
+    differ = 0
+    for path in paths:
+        answer = drafted.generate(prompt, images=[path], max_new_tokens=64)
+        same = answer.token_ids == plain.generate(prompt, images=[path], max_new_tokens=64).token_ids
+        differ += not same
+        print(f"{path}: {answer.tau:.2f} tokens a round, {'identical' if same else 'DIFFERENT'}")
+    return min(differ, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
