@@ -36,7 +36,7 @@ def in_order(marginals: BlockMarginals) -> Iterator[Node]:
 
     Equal scores are ordered by their places among their siblings, so the order is deterministic.
     """
-    token_ids, successors = marginals.token_ids.tolist(), _successors(marginals)
+    token_ids, successors = marginals.token_ids.tolist(), successors_of(marginals)
     push, pop, last = heapq.heappush, heapq.heappop, len(token_ids)
     # (-score, places among siblings, parent, its score, its rank, the siblings' ranks and log q)
     heap: list[tuple[float, tuple[int, ...], int, float, int, Sequence[int], Sequence[float]]] = []
@@ -127,7 +127,7 @@ def chain(marginals: BlockMarginals, budget: int) -> TokenTree:
 
 def fixed_width(marginals: BlockMarginals, budget: int, *, width: int = 4) -> TokenTree:
     """``width`` candidates at each offset, all below the offset's best prefix, level by level up to ``budget``."""
-    token_ids, successors = marginals.token_ids.tolist(), _successors(marginals)
+    token_ids, successors = marginals.token_ids.tolist(), successors_of(marginals)
     tokens: list[int] = []
     parents: list[int] = []
     depths: list[int] = []
@@ -149,7 +149,7 @@ def fixed_width(marginals: BlockMarginals, budget: int, *, width: int = 4) -> To
     return TokenTree(tuple(tokens), tuple(parents), tuple(depths), tuple(scores))
 
 
-def _successors(marginals: BlockMarginals) -> Successors:
+def successors_of(marginals: BlockMarginals) -> Successors:
     """Independent offsets have the same children below every parent; conditioned ones are sorted when asked for."""
     ranks = range(marginals.log_q.shape[1])
     given, earlier, log_z = marginals.log_q_given, marginals.bias_earlier, marginals.log_z

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from oneglance.audit import reference
+from oneglance.bench.given import given_text
 from oneglance.core import BlockMarginals, HeadError, SamplingParams
 from oneglance.decoder import Decoder
 from oneglance.drafters.block import BlockDrafter, as_marginals
@@ -78,6 +79,31 @@ def test_every_prefix_scores_as_the_trained_model_says(kind: str, factors: str, 
             weights = {t: m * math.exp(float(biases[offset, t])) for t, m in mass.items()}
             wanted += math.log(weights[own] / (sum(weights.values()) + 1 - sum(mass.values())))
         assert tree.scores[node - 1] == pytest.approx(wanted, abs=1e-3)
+
+
+@kinds
+def test_what_is_logged_of_a_text_adds_up_to_its_score_in_the_tree(kind: str) -> None:
+    given, _, _ = tables_of(rescorer(small(kind=kind)), nn.Embedding(V, H).requires_grad_(False))
+    tree = best_first(given, 5000)
+    scores = {(): 0.0}
+    paths: list[tuple[int, ...]] = [()]
+    for token, parent, score in zip(tree.token_ids, tree.parents, tree.scores, strict=True):
+        paths.append((*paths[parent], token))
+        scores[paths[-1]] = score
+    for text in [path for path in paths if len(path) == L][::50]:
+        found = given_text(given, text)
+        for end in range(1, L + 1):
+            assert sum(found.log_q[:end]) == pytest.approx(scores[text[:end]], abs=1e-4)
+            siblings = [scores[(*text[: end - 1], int(t))] for t in given.token_ids[end - 1]]
+            assert found.ranks[end - 1] == sorted(siblings, reverse=True).index(scores[text[:end]])
+            assert found.top[end - 1] == pytest.approx(max(siblings) - scores[text[: end - 1]], abs=1e-4)
+        other = next(t for t in range(V) if t not in given.token_ids[1])
+        reach = {"previous_token": 1, "two_tokens": 2}[kind]
+        lost = given_text(given, (text[0], other, *text[2:]))
+        assert [value is None for value in lost.top] == [1 < offset <= 1 + reach for offset in range(L)]
+        assert [value is None for value in lost.log_q] == [1 <= offset <= 1 + reach for offset in range(L)]
+    best = max((path for path in paths if len(path) == 1), key=lambda path: scores[path])
+    assert given_text(given, best).chain[0] == pytest.approx(scores[best])
 
 
 @kinds
