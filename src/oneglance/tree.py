@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from typing import NamedTuple
 
@@ -158,15 +158,17 @@ def successors_of(marginals: BlockMarginals) -> Successors:
         return lambda depth, rank, before: rows[depth]
     first = marginals.log_q[0].tolist() if len(marginals.log_q) else []
 
-    def one_back(depth: int, rank: int, before: int) -> tuple[Sequence[int], Sequence[float]]:
+    @cache
+    def one_back(depth: int, rank: int) -> tuple[Sequence[int], Sequence[float]]:
         return _sorted(given[depth - 1, rank]) if depth else (ranks, first)
 
+    @cache
     def two_back(depth: int, rank: int, before: int) -> tuple[Sequence[int], Sequence[float]]:
         if depth < 2 or earlier is None or log_z is None:
-            return one_back(depth, rank, before)
+            return one_back(depth, rank)
         return _sorted(given[depth - 1, rank] + earlier[depth - 2, before] - log_z[depth - 2, before, rank])
 
-    return two_back
+    return two_back if earlier is not None else lambda depth, rank, before: one_back(depth, rank)
 
 
 def _sorted(row: np.ndarray) -> tuple[Sequence[int], Sequence[float]]:

@@ -11,13 +11,12 @@ where A is the model of one token back, already a distribution, and Z is a produ
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from oneglance.drafters.rescorer import PreviousTokenBias, RescorerConfig, normalised
 
-FLOOR_NATS = 80.0  # below a row's largest bias: no candidate there has a chance, and its exponential is still a float32
+LIMIT_NATS = 40.0  # of a bias, either way: more decides nothing, and its exponential still fits a float32
 
 
 class TwoTokenBias(PreviousTokenBias):
@@ -36,7 +35,7 @@ class TwoTokenBias(PreviousTokenBias):
         near = self._left(self.before, self.gate, states[1:], token_ids[:-1], embedding)
         far = self._left(self.earlier, self.earlier_gate, states[2:], token_ids[:-2], embedding)
         log_q_given, log_rest = normalised(log_q[1:], near @ right)
-        bias = floored((far @ right[1:]).float())
+        bias = (far @ right[1:]).float().clamp(-LIMIT_NATS, LIMIT_NATS)
         return log_q_given, bias, log_sums(bias, log_q_given[1:], log_rest[1:])
 
     def _known(self, states: Tensor, before: Tensor, embedding: nn.Embedding) -> Tensor:
@@ -45,21 +44,16 @@ class TwoTokenBias(PreviousTokenBias):
         return near + F.pad(far[:, :, 0], (0, 0, 1, 0))
 
 
-def floored(bias: Tensor) -> Tensor:
-    """Biases (..., K), none further than ``FLOOR_NATS`` below the largest of its row."""
-    return torch.maximum(bias, bias.amax(-1, keepdim=True) - FLOOR_NATS)
-
-
 def log_sums(bias: Tensor, log_q: Tensor, log_rest: Tensor) -> Tensor:
     """Log Z of every pair of rows.
 
     Args:
-        bias: (L, P, K) floored.
-        log_q: (L, M, K) log-probabilities; log_rest: (L, M, 1) of all other tokens, whose bias is 0.
+        bias: (L, P, K) within ``LIMIT_NATS``.
+        log_q: (L, M, K) log-probabilities; log_rest: (L, M, 1) of all other tokens, whose bias is 0. Together a
+            distribution, so that no sum vanishes or overflows.
 
     Returns:
         (L, P, M).
     """
-    one, two = bias.amax(-1, keepdim=True), log_q.amax(-1, keepdim=True)  # the largest terms: nothing overflows
-    product = (bias - one).exp() @ (log_q - two).exp().transpose(-1, -2)
-    return torch.logaddexp(product.log() + one + two.transpose(-1, -2), log_rest.transpose(-1, -2))
+    product = bias.exp() @ log_q.exp().transpose(-1, -2)
+    return (product + log_rest.exp().transpose(-1, -2)).log()
