@@ -81,11 +81,16 @@ class BlockMarginals:
             never be proposed hold -inf.
         log_q_given: (L-1, K, K) float, where a rescorer ran: row i of entry j is log q at offset j+2 of that
             offset's K tokens, given rank i at offset j+1; else None, and offsets are independent.
+        bias_earlier: (L-2, K, K) float, where it looked two tokens back: row i of entry j is added to log q at offset
+            j+3, given rank i at offset j+1; and log_z: (L-2, K, K) float: [j, i, m] is taken off again, given ranks i
+            at offset j+1 and m at j+2. Both or neither.
     """
 
     token_ids: np.ndarray
     log_q: np.ndarray
     log_q_given: np.ndarray | None = None
+    bias_earlier: np.ndarray | None = None
+    log_z: np.ndarray | None = None
 
 
 @dataclass(frozen=True)

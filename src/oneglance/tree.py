@@ -18,8 +18,8 @@ import numpy as np
 
 from oneglance.core import EMPTY_TREE, BlockMarginals, InputError, TokenTree
 
-Successors = Callable[[int, int], tuple[Sequence[int], Sequence[float]]]
-"""(depth of the parent, its rank) → ranks of its children, best first, and their log q."""
+Successors = Callable[[int, int, int], tuple[Sequence[int], Sequence[float]]]
+"""(depth of the parent, its rank, the rank before that) → ranks of its children, best first, and their log q."""
 
 
 class Node(NamedTuple):
@@ -36,25 +36,27 @@ def in_order(marginals: BlockMarginals) -> Iterator[Node]:
 
     Equal scores are ordered by their places among their siblings, so the order is deterministic.
     """
-    token_ids, successors = marginals.token_ids.tolist(), _successors(marginals)
-    # (-score, places among siblings, parent, its score, the siblings' ranks and log q)
-    heap: list[tuple[float, tuple[int, ...], int, float, Sequence[int], Sequence[float]]] = []
-
-    def offer(places: tuple[int, ...], parent: int, base: float, ranks: Sequence[int], log_q: Sequence[float]) -> None:
-        if places[-1] < len(ranks) and log_q[places[-1]] > -np.inf:
-            heapq.heappush(heap, (-(base + log_q[places[-1]]), places, parent, base, ranks, log_q))
-
-    if token_ids:
-        offer((0,), 0, 0.0, *successors(0, 0))
+    token_ids, successors = marginals.token_ids.tolist(), successors_of(marginals)
+    push, pop, last = heapq.heappush, heapq.heappop, len(token_ids)
+    # (-score, places among siblings, parent, its score, its rank, the siblings' ranks and log q)
+    heap: list[tuple[float, tuple[int, ...], int, float, int, Sequence[int], Sequence[float]]] = []
+    ranks, log_q = successors(0, 0, 0) if last else ((), ())
+    if len(ranks) and log_q[0] > -np.inf:
+        heap.append((-log_q[0], (0,), 0, 0.0, 0, ranks, log_q))
     node = 0
     while heap:
-        negative, places, parent, base, ranks, log_q = heapq.heappop(heap)
-        depth, rank = len(places), ranks[places[-1]]
+        negative, places, parent, base, before, ranks, log_q = pop(heap)
+        depth, place = len(places), places[-1]
+        rank = ranks[place]
         node += 1
         yield Node(token_ids[depth - 1][rank], parent, depth, -negative)
-        offer((*places[:-1], places[-1] + 1), parent, base, ranks, log_q)
-        if depth < len(token_ids):
-            offer((*places, 0), node, -negative, *successors(depth, rank))
+        place += 1
+        if place < len(ranks) and log_q[place] > -np.inf:
+            push(heap, (-(base + log_q[place]), (*places[:-1], place), parent, base, before, ranks, log_q))
+        if depth < last:
+            ranks, log_q = successors(depth, rank, before)
+            if log_q[0] > -np.inf:
+                push(heap, (negative - log_q[0], (*places, 0), node, -negative, rank, ranks, log_q))
 
 
 def best_first(marginals: BlockMarginals, budget: int) -> TokenTree:
@@ -125,15 +127,15 @@ def chain(marginals: BlockMarginals, budget: int) -> TokenTree:
 
 def fixed_width(marginals: BlockMarginals, budget: int, *, width: int = 4) -> TokenTree:
     """``width`` candidates at each offset, all below the offset's best prefix, level by level up to ``budget``."""
-    token_ids, successors = marginals.token_ids.tolist(), _successors(marginals)
+    token_ids, successors = marginals.token_ids.tolist(), successors_of(marginals)
     tokens: list[int] = []
     parents: list[int] = []
     depths: list[int] = []
     scores: list[float] = []
-    parent, base, best = 0, 0.0, 0
+    parent, base, best, before = 0, 0.0, 0, 0
     for depth, row_ids in enumerate(token_ids, start=1):
         first_child = len(tokens) + 1
-        ranks, log_q = successors(depth - 1, best)
+        ranks, log_q = successors(depth - 1, best, before)
         for rank, score in list(zip(ranks, log_q, strict=True))[:width]:
             if len(tokens) == budget or score == -np.inf:
                 break
@@ -143,26 +145,35 @@ def fixed_width(marginals: BlockMarginals, budget: int, *, width: int = 4) -> To
             scores.append(base + score)
         if len(tokens) < first_child:
             break
-        parent, base, best = first_child, scores[first_child - 1], ranks[0]
+        parent, base, best, before = first_child, scores[first_child - 1], ranks[0], best
     return TokenTree(tuple(tokens), tuple(parents), tuple(depths), tuple(scores))
 
 
-def _successors(marginals: BlockMarginals) -> Successors:
+def successors_of(marginals: BlockMarginals) -> Successors:
     """Independent offsets have the same children below every parent; conditioned ones are sorted when asked for."""
     ranks = range(marginals.log_q.shape[1])
-    rows = [(ranks, row) for row in marginals.log_q.tolist()]
-    given = marginals.log_q_given
+    given, earlier, log_z = marginals.log_q_given, marginals.bias_earlier, marginals.log_z
     if given is None:
-        return lambda depth, rank: rows[depth]
+        rows = [(ranks, row) for row in marginals.log_q.tolist()]
+        return lambda depth, rank, before: rows[depth]
+    first = marginals.log_q[0].tolist() if len(marginals.log_q) else []
 
-    def conditioned(depth: int, rank: int) -> tuple[Sequence[int], Sequence[float]]:
-        if depth == 0:
-            return rows[0]
-        row = given[depth - 1, rank]
-        order = np.argsort(-row, kind="stable")
-        return order.tolist(), row[order].tolist()
+    @cache
+    def one_back(depth: int, rank: int) -> tuple[Sequence[int], Sequence[float]]:
+        return _sorted(given[depth - 1, rank]) if depth else (ranks, first)
 
-    return cache(conditioned)
+    @cache
+    def two_back(depth: int, rank: int, before: int) -> tuple[Sequence[int], Sequence[float]]:
+        if depth < 2 or earlier is None or log_z is None:
+            return one_back(depth, rank)
+        return _sorted(given[depth - 1, rank] + earlier[depth - 2, before] - log_z[depth - 2, before, rank])
+
+    return two_back if earlier is not None else lambda depth, rank, before: one_back(depth, rank)
+
+
+def _sorted(row: np.ndarray) -> tuple[Sequence[int], Sequence[float]]:
+    order = (-row).argsort(kind="stable")
+    return order.tolist(), row[order].tolist()
 
 
 POLICIES: dict[str, Callable[[BlockMarginals, int], TokenTree]] = {
@@ -213,11 +224,16 @@ def pack(root: int, tree: TokenTree) -> PackedTree:
 
 def truncate(marginals: BlockMarginals, max_depth: int) -> BlockMarginals:
     """The first ``max_depth`` offsets."""
-    given = marginals.log_q_given
+
+    def first(table: np.ndarray | None, count: int) -> np.ndarray | None:
+        return None if table is None else table[: max(count, 0)]
+
     return BlockMarginals(
         marginals.token_ids[:max_depth],
         marginals.log_q[:max_depth],
-        None if given is None else given[: max(max_depth - 1, 0)],
+        first(marginals.log_q_given, max_depth - 1),
+        first(marginals.bias_earlier, max_depth - 2),
+        first(marginals.log_z, max_depth - 2),
     )
 
 

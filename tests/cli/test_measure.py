@@ -144,7 +144,15 @@ def test_a_log_with_marginals_gets_its_width_on_the_page(law_log: Path) -> None:
     log = read_rounds(law_log)
     short = RoundLog(log.of("docvqa").rows[:120])
     made = entropy.sections(short, marginals=read_marginals(law_log, short), vocab_size=50, resamples=19)
-    assert [section.name for section in made] == ["The entropy law", "The tail of the floor", "Width by entropy"]
+    names = ["The entropy law", "What scores promise", "The tail of the floor", "Width by entropy"]
+    assert [section.name for section in made] == names
+    assert {row["scores"] for row in made[1].rows} == {"marginal"}
+    chain = tuple(float(np.log(0.9)) for _ in range(15))
+    rescored = [replace(row, ranks_given=row.ranks, top_log_q_given=chain, chain_log_q=chain) for row in short.rows]
+    table = read_marginals(law_log, short)
+    both = entropy.sections(RoundLog(tuple(rescored)), marginals=table, vocab_size=50, resamples=19)[1]
+    assert {row["scores"] for row in both.rows} == {"marginal", "conditioned"}
+    assert "conditioned" in both.charts[0].svg
     assert {"fixed", "entropy", "oracle"} <= made[-1].columns.keys()
 
 

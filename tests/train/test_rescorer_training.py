@@ -9,7 +9,7 @@ import torch
 
 from oneglance.core import InputError
 from oneglance.drafters.checkpoint import load_checkpoint
-from oneglance.drafters.rescorer import find_rescorer
+from oneglance.drafters.rescorer import RESCORERS, find_rescorer
 from oneglance.targets.base import Target
 from oneglance.testing import tiny_target
 from oneglance.train.recipe import (
@@ -76,17 +76,18 @@ def frozen(traces: Path, start: str, **changes: object) -> HeadRecipe:
     return recipe(traces, **{"kind": "conditioned", "init": start, "rescorer": choice, "optimiser": FAST, **changes})
 
 
+@pytest.mark.parametrize("kind", sorted(RESCORERS))
 def test_a_frozen_heads_rescorer_learns_and_leaves_the_head(
-    target: Target, traces: Path, head: str, tmp_path: Path
+    target: Target, traces: Path, head: str, kind: str, tmp_path: Path
 ) -> None:
-    trainer = HeadTrainer(frozen(traces, head), target, tmp_path)
+    trainer = HeadTrainer(frozen(traces, head, rescorer=RescorerChoice(kind=kind, rank=16)), target, tmp_path)
     losses = [progress.loss for progress in trainer.run()]
     assert sum(losses[-5:]) / 5 < 0.7 * losses[0]  # what the last token says, no head can know
     before, after = load_checkpoint(head).tensors, load_checkpoint(str(tmp_path / "head")).tensors
     assert all(torch.equal(before[key], after[key]) for key in before)
     found = find_rescorer("auto", tmp_path / "head")
     assert found is not None
-    assert found.config.head_sha256
+    assert (found.config.kind, bool(found.config.head_sha256)) == (kind, True)
     assert found.config.training["step"] == NUM_STEPS
     assert torch.equal(found.tensors["after.weight"], trainer.head.rescorer.after.weight.detach())
 

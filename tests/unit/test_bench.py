@@ -129,6 +129,9 @@ def test_a_system_may_have_a_budget_of_its_own() -> None:
     bound = prepare_systems(names, "builtin:reader", budget=3)
     assert [getattr(bound[name](target), "budget", None) for name in names] == [3, 7, 15]
     assert prepare_systems(["tree:branch_k=2"], "builtin:reader", budget=3)["tree:branch_k=2"](target).branch_k == 2
+    ablation = [f"conditioned:branch_k={k}" for k in (8, 16, 32, 64)]
+    bound = prepare_systems([*ablation, "conditioned"], "builtin:reader", budget=63)
+    assert [getattr(bind(target), "num_ranks", None) for bind in bound.values()] == [8, 16, 32, 64, 63]
     for bad, message in (
         ("tree:budget=many", "budget takes a number or auto"),
         ("tree:branch_k=auto", "branch_k takes a number, got"),

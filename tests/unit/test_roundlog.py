@@ -11,9 +11,10 @@ import torch
 from helpers import picture
 from oneglance.audit import Reference, reference
 from oneglance.bench.roundlog import record
-from oneglance.core import DraftError, SamplingParams, TokenTree
+from oneglance.core import BlockMarginals, DraftError, SamplingParams, TokenTree
 from oneglance.decoder import Decoder
 from oneglance.drafters.block import BlockDrafter
+from oneglance.drafters.rescorer import RESCORERS, RescorerConfig, build
 from oneglance.stats.rounds import RoundLog, row_of
 from oneglance.targets.base import Target
 from oneglance.targets.chat import encode
@@ -86,7 +87,7 @@ class Known:
         logits = torch.randn(15, self.vocab_size, generator=torch.Generator().manual_seed(len(self.seen))).round()
         self.seen.append((len(state.token_ids), logits))
         if self.watch is not None:
-            self.watch(logits)
+            self.watch(logits, BlockMarginals(*(np.empty((0, 1)) for _ in range(2))))
         ahead = self.truth[len(state.token_ids) - self.start_at :][: min(2, max_depth)]
         return from_path(list(ahead))
 
@@ -136,8 +137,45 @@ def test_an_end_inside_the_accepted_path_censors(target: Target, inputs: Any, tr
     assert done.rows[-1].horizon <= first
 
 
+@pytest.mark.parametrize("kind", sorted(RESCORERS))
+def test_a_rescorers_scores_stand_beside_the_marginal_ones(target: Target, inputs: Any, kind: str) -> None:
+    """Against the tree of the same round: what it holds of the text, and its best chain."""
+    torch.manual_seed(4)
+    shape = {"vocab_size": target.vocab_size, "hidden_size": target.hidden_size}
+    rescorer = build(RescorerConfig(kind=kind, rank=4, **shape)).requires_grad_(False)
+    torch.nn.init.normal_(rescorer.after.weight)
+    drafter = BlockDrafter(tiny_head(target, seed=5), target, budget=40, rescorer=rescorer)
+    done = rows_of(target, inputs, drafter)
+    tokens = done.generation.token_ids
+    at = num_known = 0
+    for row, own in zip(done.rows, done.generation.rounds, strict=True):
+        ahead, at = tokens[at + 1 :][:15], at + len(own.token_ids)
+        if not len(own.tree):
+            assert row.chain_log_q == ()
+            continue
+        tree, node = own.tree, 0
+        for offset, token in enumerate(ahead):
+            node = tree.children[node].get(token, -1) if node >= 0 else -1
+            if node > 0:
+                assert tree.scores[node - 1] == pytest.approx(sum(row.log_q_given[: offset + 1]), abs=1e-4)
+                num_known += 1
+            if row.log_q_given[offset] is not None:
+                assert row.log_q_given[offset] <= row.top_log_q_given[offset]
+                assert (row.ranks_given[offset] == 0) == (row.log_q_given[offset] == row.top_log_q_given[offset])
+        assert row.log_q_given[len(ahead) :] == (None,) * (15 - len(ahead))
+        leading = next((j for j, rank in enumerate(row.ranks_given) if rank != 0), 15)
+        assert row.chain_log_q[:leading] == pytest.approx(row.top_log_q_given[:leading], abs=1e-4)
+        assert row.chain_log_q[0] == pytest.approx(tree.scores[0])
+    assert num_known > 3
+    assert all(row.log_q_given == row.chain_log_q == () for row in rows_of(target, inputs, plain(target)).rows)
+
+
+def plain(target: Target) -> BlockDrafter:
+    return BlockDrafter(tiny_head(target, seed=5), target, budget=20)
+
+
 def test_a_block_head_gives_its_own_scores(target: Target, inputs: Any) -> None:
-    drafter = BlockDrafter(tiny_head(target, seed=5), target, budget=20)
+    drafter = plain(target)
     done = rows_of(target, inputs, drafter)
     log = RoundLog(done.rows)
     assert done.marginals.shape == (len(done.rows), 15, 4)

@@ -45,15 +45,31 @@ def conditioned(draw: st.DrawFn) -> BlockMarginals:
     return BlockMarginals(plain.token_ids, plain.log_q, rows.reshape(num_offsets - 1, num_ranks, num_ranks))
 
 
+@st.composite
+def two_back(draw: st.DrawFn) -> BlockMarginals:
+    """Scores given two tokens: small whole numbers that add up without rounding, so that there are many ties."""
+    num_offsets, num_ranks = draw(st.integers(1, 4)), draw(st.integers(1, 3))
+
+    def table(*shape: int) -> np.ndarray:
+        size = math.prod(shape)
+        return np.array(draw(st.lists(st.integers(-4, 0), min_size=size, max_size=size)), np.float64).reshape(shape)
+
+    plain = marginals_of((-np.sort(-table(num_offsets, num_ranks))).tolist())
+    later = max(num_offsets - 2, 0)
+    given, bias = table(num_offsets - 1, num_ranks, num_ranks), table(later, num_ranks, num_ranks)
+    above = (given[1:, None] + bias[:, :, None]).max(-1)  # log Z is never below one of its terms
+    return BlockMarginals(plain.token_ids, plain.log_q, given, bias, above)
+
+
 def score_of(marginals: BlockMarginals, ranks: tuple[int, ...]) -> float:
     score = float(marginals.log_q[0, ranks[0]])
     for offset in range(1, len(ranks)):
-        rows = marginals.log_q_given
-        score += float(
-            marginals.log_q[offset, ranks[offset]]
-            if rows is None
-            else rows[offset - 1, ranks[offset - 1], ranks[offset]]
-        )
+        rows, earlier, log_z = marginals.log_q_given, marginals.bias_earlier, marginals.log_z
+        two, one, own = ranks[offset - 2] if offset > 1 else -1, ranks[offset - 1], ranks[offset]
+        term = float(marginals.log_q[offset, own] if rows is None else rows[offset - 1, one, own])
+        if offset > 1 and earlier is not None and log_z is not None:
+            term += float(earlier[offset - 2, two, own]) - float(log_z[offset - 2, two, one])
+        score += term
     return score
 
 
@@ -98,7 +114,7 @@ def test_best_first_is_the_brute_force_top_n(given: BlockMarginals, budget: int)
     assert_valid(tree, budget=budget, max_depth=given.log_q.shape[0])
 
 
-@given(conditioned(), st.integers(0, 60))
+@given(conditioned() | two_back(), st.integers(0, 60))
 def test_best_first_over_conditioned_scores_is_the_brute_force_top_n(given: BlockMarginals, budget: int) -> None:
     tree = best_first(given, budget)
     wanted = all_prefixes(given)[:budget]
@@ -107,6 +123,17 @@ def test_best_first_over_conditioned_scores_is_the_brute_force_top_n(given: Bloc
     assert len(set(found)) == len(found)
     assert [score_of(given, ranks) for ranks in found] == list(tree.scores)
     assert_valid(tree, budget=budget, max_depth=len(given.log_q))
+
+
+@given(two_back(), st.integers(0, 3))
+def test_fewer_offsets_of_scores_given_two_tokens_are_the_same_scores(given: BlockMarginals, depth: int) -> None:
+    shorter = [prefix for prefix in all_prefixes(given) if len(prefix[1]) <= depth]
+    assert list(best_first(truncate(given, depth), 60).scores) == [score for score, _ in shorter[:60]]
+    if depth and len(given.log_q) >= depth:
+        best: tuple[int, ...] = ()
+        for _ in range(depth):
+            best = max(((*best, k) for k in range(given.log_q.shape[1])), key=lambda ranks: score_of(given, ranks))
+        assert chain(given, depth).scores[-1] == score_of(given, best)
 
 
 def test_a_conditioned_chain_follows_the_best_child() -> None:

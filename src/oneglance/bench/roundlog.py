@@ -16,13 +16,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oneglance.core import AcceptRule, Drafter, Generation, Round, SamplingParams, TokenTree, Verdict
+from oneglance.bench.given import NOTHING, Given, given_text
+from oneglance.core import (
+    AcceptRule,
+    BlockMarginals,
+    Drafter,
+    Generation,
+    Round,
+    SamplingParams,
+    TokenTree,
+    Verdict,
+)
 from oneglance.decoder import Decoder
 from oneglance.stats.bootstrap import Array
 from oneglance.stats.geometric import L
 from oneglance.stats.rounds import RoundRow
 from oneglance.stream import Run
 from oneglance.targets.state import Inputs, TargetState
+from oneglance.tree import truncate
 
 SIDECAR_RANKS = 64
 Saliency = Callable[[TargetState, int], float | None]  # of a root, its state as it was before the round
@@ -52,7 +63,7 @@ class _Open:
         done, row: the round, and (V,) the target's logits after its root.
         position: of the root in the sequence.
         depth: what the cap left to the tree, 0 where nothing was drafted.
-        log_q: (≤ L, V) of the drafter, or None.
+        log_q: (≤ L, V) of the drafter, and what its tree came from, or None.
         saliency: of the root, or None.
     """
 
@@ -61,7 +72,9 @@ class _Open:
     position: int
     depth: int
     log_q: Tensor | None
+    marginals: BlockMarginals | None
     saliency: float | None
+    given: Given = NOTHING
     ranks: list[int | None] = field(default_factory=list)
     token_log_q: list[float | None] = field(default_factory=list)
 
@@ -80,7 +93,8 @@ def record(
     """Decode one prompt and keep a row a round.
 
     Args:
-        decoder: target and drafter; a drafter with a ``watch`` attribute shows its logits, others leave ranks empty.
+        decoder: target and drafter; a drafter with a ``watch`` attribute shows its logits and marginals, others leave
+            ranks empty.
         inputs: the prompt.
         params: how tokens are chosen; with a seed where they are drawn.
         run, task, prompt: names for the rows.
@@ -112,7 +126,7 @@ class _Watching:
 
     def __init__(self, drafter: Drafter, saliency: Saliency | None) -> None:
         self._drafter = drafter
-        self._logits: Tensor | None = None
+        self._seen: tuple[Tensor, BlockMarginals] | None = None
         self._measure = saliency
         self._saliency: float | None = None
         self.depth = 0
@@ -139,18 +153,18 @@ class _Watching:
     def num_passes(self, tree: TokenTree) -> int:
         return self._drafter.num_passes(tree)
 
-    def take(self) -> Tensor | None:
-        """Logits of the draft since the last call, and forget what belonged to it."""
-        logits, self._logits = self._logits, None
-        return logits
+    def take(self) -> tuple[Tensor, BlockMarginals] | None:
+        """Logits and marginals of the draft since the last call, and forget them."""
+        seen, self._seen = self._seen, None
+        return seen
 
     def take_saliency(self) -> float | None:
         """Of the root since the last call."""
         found, self._saliency = self._saliency, None
         return found
 
-    def _see(self, logits: Tensor) -> None:
-        self._logits = logits.clone()
+    def _see(self, logits: Tensor, marginals: BlockMarginals) -> None:
+        self._seen = logits.clone(), marginals
 
 
 class _Rooted:
@@ -180,9 +194,17 @@ class _Log:
         self._ahead: deque[_Open] = deque()
         self._tables: list[Array] = []
 
-    def add(self, done: Round, rule: _Rooted, logits: Tensor | None, depth: int, saliency: float | None = None) -> None:
+    def add(
+        self,
+        done: Round,
+        rule: _Rooted,
+        seen: tuple[Tensor, BlockMarginals] | None,
+        depth: int,
+        saliency: float | None = None,
+    ) -> None:
+        logits, marginals = seen or (None, None)
         log_q = None if logits is None else logits[:L].double().log_softmax(-1).cpu()
-        new = _Open(done, rule.row, rule.position, depth, log_q, saliency)
+        new = _Open(done, rule.row, rule.position, depth, log_q, marginals, saliency)
         self._rounds.append(new)
         self._ahead.append(new)
         if self._num_ranks:
@@ -193,13 +215,20 @@ class _Log:
         for row in self._ahead:
             if row.log_q is None:
                 continue
-            known = token_ids[row.position - self._start + 1 :][: len(row.log_q)]
+            known = self._after(row, token_ids)[: len(row.log_q)]
             for offset in range(len(row.ranks), len(known)):
                 rank, log_q = _rank(row.log_q[offset], known[offset])
                 row.ranks.append(rank)
                 row.token_log_q.append(log_q)
         while self._ahead and (is_final or _is_known(self._ahead[0])):
-            self._ahead.popleft().log_q = None
+            row = self._ahead.popleft()
+            if row.marginals is not None:
+                row.given = given_text(truncate(row.marginals, L), self._after(row, token_ids))
+            row.log_q = row.marginals = None
+
+    def _after(self, row: _Open, token_ids: Sequence[int]) -> Sequence[int]:
+        """The tokens after a round's root."""
+        return token_ids[row.position - self._start + 1 :]
 
     def marginals(self) -> Array | None:
         return np.stack(self._tables) if self._tables and any(np.isfinite(t).any() for t in self._tables) else None
@@ -236,6 +265,10 @@ class _Log:
             nodes=len(done.tree),
             ranks=_padded(own.ranks),
             log_q=_padded(own.token_log_q),
+            ranks_given=_padded(own.given.ranks),
+            log_q_given=_padded(own.given.log_q),
+            top_log_q_given=_padded(own.given.top),
+            chain_log_q=_padded(own.given.chain),
             path_log_q=_path_log_q(done, a),
             gated=done.gated,
             saliency=own.saliency,
@@ -276,7 +309,7 @@ def _best(log_q: Tensor | None, num_ranks: int) -> Array:
     return table  # type: ignore[return-value]
 
 
-def _padded(values: list[Any]) -> tuple[Any, ...]:
+def _padded(values: Sequence[Any]) -> tuple[Any, ...]:
     return (*values, *[None] * (L - len(values))) if values else ()
 
 

@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 Budget = Annotated[int, typer.Option(metavar="N", min=2, help="Nodes that the ceiling 2 log N / H of Fig. 4 is for.")]
 Calibration = Annotated[
-    bool, typer.Option("--calibration", help="Also compare plug-in scores with what matched; needs marginals.")
+    bool,
+    typer.Option(
+        "--calibration",
+        help="Also compare plug-in scores with what matched, before and after a rescorer; needs marginals.",
+    ),
 ]
 
 
@@ -48,8 +52,8 @@ def law(
         "fig8": lambda: draw.law_panels(study.fits, budget=budget),
     }
     if study.calibration is not None:
-        found = study.calibration
-        sheets["calibration"] = lambda: draw.calibration_plot(found)
+        found, given = study.calibration, study.calibration_given
+        sheets["calibration"] = lambda: draw.calibration_plot(found, given)
     written = logs.draw(figures, sheets)
     if json:
         terminal.write_json({"rounds": len(log), **terminal.as_object(study), "figures": written})

@@ -107,7 +107,7 @@ class BlockDrafter:
         rescorer: conditions each offset's candidates on the token before them; None leaves offsets independent.
 
     Attributes:
-        watch: sees the logits (L, V) of every pass, where somebody keeps a log of rounds.
+        watch: sees the logits (L, V) and the marginals of every pass, where somebody keeps a log of rounds.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class BlockDrafter:
         ranks = branch_k or (budget if rescorer is None else min(budget, CONDITIONED_RANKS))
         self.num_ranks = min(ranks, target.vocab_size)
         self.rescorer = rescorer
-        self.watch: Callable[[Tensor], None] | None = None
+        self.watch: Callable[[Tensor, BlockMarginals], None] | None = None
         self._name = name
         self._banned = torch.tensor(target.banned_ids, device=target.lm_head_device, dtype=torch.long)
 
@@ -229,13 +229,14 @@ class BlockDrafter:
         hidden = self._pass(root, draft_state, size)
         logits = self.target.lm_head(hidden.to(self.target.lm_head_device)).float()
         ids, log_q = candidates(logits, self._banned, self.num_ranks)
-        if self.watch is not None:
-            self.watch(logits)
-        given = None
+        given: tuple[Tensor, ...] = ()
         if self.rescorer is not None and size > 2:
             states = hidden.to(self.target.lm_head_device)
             given = self.rescorer.rescore(states, ids, log_q, self.target.embedding)
-        return truncate(as_marginals(ids, log_q, given), num_offsets)
+        found = as_marginals(ids, log_q, *given)
+        if self.watch is not None:
+            self.watch(logits, found)
+        return truncate(found, num_offsets)
 
     def _pass(self, root: int, draft_state: BlockState, size: int) -> Tensor:
         """(size-1, H) states of the mask slots."""
@@ -277,17 +278,16 @@ def candidates(logits: Tensor, banned: Tensor, num_ranks: int) -> tuple[Tensor, 
     return ids.gather(-1, order), log_q
 
 
-def as_marginals(ids: Tensor, log_q: Tensor, log_q_given: Tensor | None = None) -> BlockMarginals:
-    """Candidates on the host.
+def as_marginals(ids: Tensor, log_q: Tensor, *given: Tensor) -> BlockMarginals:
+    """Candidates on the host, and the tables of a rescorer.
 
     Raises:
         DraftError: a row is no distribution.
     """
-    token_ids, values, *more = to_host(ids, log_q, *(() if log_q_given is None else (log_q_given,)))
-    given = more[0] if more else None
-    if not np.isfinite(values[:, 0]).all() or (given is not None and np.isnan(given).any()):
+    token_ids, values, *tables = to_host(ids, log_q, *given)
+    if not np.isfinite(values[:, 0]).all() or any(np.isnan(table).any() for table in tables):
         raise DraftError("the head returned NaN or infinite values")
-    return BlockMarginals(token_ids, values.astype(np.float64), given)
+    return BlockMarginals(token_ids, values.astype(np.float64), *tables)
 
 
 def to_host(*tensors: Tensor) -> list[np.ndarray]:

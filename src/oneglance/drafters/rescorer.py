@@ -1,9 +1,10 @@
-"""Path-conditioned scores: each offset's candidates rescored given the token before them (beyond the paper).
+"""Path-conditioned scores: each offset's candidates rescored given the tokens before them (beyond the paper).
 
 The marginals of one pass know nothing of one another (Asm. 1). A rescorer adds to the logits of offset j a bias that
 depends on its parent's token, log q_j(y | y', h_j) = log q_j(y) + b(y', y, h_j) - log Z, for the candidates of all
 offsets at once: K x K numbers an offset, one batched product, no second pass. What the candidates leave of the
 marginal's mass keeps bias 0 in Z. Nearby ideas: the Markov bias of DSpark, Domino, DFlash 2, JetSpec.
+Other kinds than the one here: ``two_tokens.py``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
+import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 WITHOUT = "use --drafter block:rescorer=none"
 WEIGHTS, CONFIG = "rescorer.safetensors", "rescorer.json"
-PARTS = ("before", "after", "gate")  # what tensor names begin with; no head has one of these
+PARTS = ("before", "after", "gate", "earlier", "earlier_gate")  # what tensor names begin with; no head has one of these
 
 
 class RescorerConfig(BaseModel):
@@ -60,14 +62,26 @@ class RescorerConfig(BaseModel):
 
 
 class Rescorer(Protocol):
-    """Conditions the candidates of each offset on those of the offset before it."""
+    """Conditions the candidates of each offset on those of the offsets before it."""
 
     config: RescorerConfig
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """What it has learnt."""
 
-    def rescore(self, states: Tensor, token_ids: Tensor, log_q: Tensor, embedding: nn.Embedding) -> Tensor:
+    def along(self, states: Tensor, before: Tensor, embedding: nn.Embedding) -> Tensor:
+        """What is added to the logits of each slot, where the tokens before it are known: what is trained.
+
+        Args:
+            states: (M, L, H) of the blocks' mask slots.
+            before: (M, L) ids of the token before each slot.
+            embedding: the target's.
+
+        Returns:
+            (M, L, V); zeros at offset 1, whose parent is the root that the head has read.
+        """
+
+    def rescore(self, states: Tensor, token_ids: Tensor, log_q: Tensor, embedding: nn.Embedding) -> tuple[Tensor, ...]:
         """Log q of each candidate given each candidate before it.
 
         Args:
@@ -77,7 +91,7 @@ class Rescorer(Protocol):
             embedding: the target's.
 
         Returns:
-            (L-1, K, K): [j, i, k] is rank k of offset j+2 given rank i of offset j+1.
+            The tables of ``core.BlockMarginals`` after ``log_q``, as many as this kind has.
         """
 
 
@@ -87,12 +101,8 @@ class PreviousTokenBias(nn.Module):
     def __init__(self, config: RescorerConfig) -> None:
         super().__init__()
         self.config = config
-        own = config.factors == "own"
-        size, rank = (config.vocab_size if own else config.hidden_size), config.rank
-        self.before = nn.Embedding(size, rank) if own else nn.Linear(size, rank, bias=False)
-        self.after = nn.Embedding(size, rank) if own else nn.Linear(size, rank, bias=False)
-        self.gate = nn.Linear(config.hidden_size, rank) if config.is_gated else None
-        nn.init.normal_(self.before.weight, std=1.0 if own else size**-0.5)
+        self.before, self.after = self._table(), self._table()
+        self.gate = self._gate()
         nn.init.zeros_(self.after.weight)  # training starts from the marginals
 
     def bias(self, states: Tensor, before: Tensor, after: Tensor | None, embedding: nn.Embedding) -> Tensor:
@@ -107,27 +117,73 @@ class PreviousTokenBias(nn.Module):
         Returns:
             (..., P, K) or (..., P, V).
         """
-        dtype = self.before.weight.dtype
-        left = self._factor(self.before, before, embedding)  # (..., P, R)
-        if self.gate is not None:
-            left = left * torch.sigmoid(self.gate(states.to(dtype)))[..., None, :]
-        if after is None:
-            right = self.after.weight if self.config.factors == "own" else self.after(embedding.weight.to(dtype))
-            return left @ right.T
-        return left @ self._factor(self.after, after, embedding).transpose(-1, -2)
+        left = self._left(self.before, self.gate, states, before, embedding)
+        return left @ self._right(after, embedding).transpose(-1, -2)
 
-    def rescore(self, states: Tensor, token_ids: Tensor, log_q: Tensor, embedding: nn.Embedding) -> Tensor:
-        biased = log_q[1:, None, :] + self.bias(states[1:], token_ids[:-1], token_ids[1:], embedding).float()
-        rest = torch.log1p(-log_q[1:].exp().sum(-1).clamp(max=1 - 1e-7))[:, None, None]
-        return biased - torch.logaddexp(biased.logsumexp(-1, keepdim=True), rest)
+    def along(self, states: Tensor, before: Tensor, embedding: nn.Embedding) -> Tensor:
+        later = self._known(states, before, embedding) @ self._right(None, embedding).T
+        return F.pad(later.float(), (0, 0, 1, 0))
+
+    def rescore(self, states: Tensor, token_ids: Tensor, log_q: Tensor, embedding: nn.Embedding) -> tuple[Tensor, ...]:
+        bias = self.bias(states[1:], token_ids[:-1], token_ids[1:], embedding)
+        return (normalised(log_q[1:], bias)[0],)
+
+    def _known(self, states: Tensor, before: Tensor, embedding: nn.Embedding) -> Tensor:
+        """(M, L-1, R) left factors of slots 2.. given the tokens before them."""
+        return self._left(self.before, self.gate, states[:, 1:], before[:, 1:, None], embedding)[:, :, 0]
+
+    def _left(
+        self, table: nn.Module, gate: nn.Module | None, states: Tensor, ids: Tensor, embedding: nn.Embedding
+    ) -> Tensor:
+        """(..., P, R) of the ids (..., P) before slots (..., H)."""
+        left = self._factor(table, ids, embedding)
+        return left if gate is None else left * torch.sigmoid(gate(states.to(self.after.weight.dtype)))[..., None, :]
+
+    def _right(self, ids: Tensor | None, embedding: nn.Embedding) -> Tensor:
+        """(..., K, R) of the ids (..., K), or (V, R)."""
+        if ids is not None:
+            return self._factor(self.after, ids, embedding)
+        weight = self.after.weight
+        return weight if self.config.factors == "own" else self.after(embedding.weight.to(weight.dtype))
 
     def _factor(self, table: nn.Module, ids: Tensor, embedding: nn.Embedding) -> Tensor:
-        given = ids if self.config.factors == "own" else embedding(ids).to(self.before.weight.dtype)
+        given = ids if self.config.factors == "own" else embedding(ids).to(self.after.weight.dtype)
         out: Tensor = table(given)
         return out
 
+    def _table(self) -> nn.Embedding | nn.Linear:
+        """A factor of each token: of unit size at the start."""
+        config = self.config
+        if config.factors == "own":
+            return nn.Embedding(config.vocab_size, config.rank)
+        table = nn.Linear(config.hidden_size, config.rank, bias=False)
+        nn.init.normal_(table.weight, std=config.hidden_size**-0.5)
+        return table
 
-RESCORERS = {"previous_token": "oneglance.drafters.rescorer:PreviousTokenBias"}
+    def _gate(self) -> nn.Linear | None:
+        return nn.Linear(self.config.hidden_size, self.config.rank) if self.config.is_gated else None
+
+
+def normalised(log_q: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """The candidates' log q after a bias, and that of all other tokens together, whose bias is 0.
+
+    Args:
+        log_q: (L, K) marginals.
+        bias: (L, P, K).
+
+    Returns:
+        (L, P, K) and (L, P, 1): together a distribution.
+    """
+    biased = log_q[:, None, :] + bias.float()
+    rest = torch.log1p(-log_q.exp().sum(-1).clamp(max=1 - 1e-7))[:, None, None]
+    log_z = torch.logaddexp(biased.logsumexp(-1, keepdim=True), rest)
+    return biased - log_z, rest - log_z
+
+
+RESCORERS = {
+    "previous_token": "oneglance.drafters.rescorer:PreviousTokenBias",
+    "two_tokens": "oneglance.drafters.two_tokens:TwoTokenBias",
+}
 
 
 def class_of(config: RescorerConfig) -> Any:
@@ -161,7 +217,7 @@ def fingerprint(head: BlockHead) -> str:
 
 
 def save_rescorer(
-    rescorer: PreviousTokenBias, folder: Path, *, head: BlockHead | None = None, training: dict[str, Any] | None = None
+    rescorer: Any, folder: Path, *, head: BlockHead | None = None, training: dict[str, Any] | None = None
 ) -> None:
     """Write the two files beside a head, each replaced atomically.
 

@@ -11,6 +11,7 @@ from oneglance.report.study import LawStudy, WidthStudy, study_law, study_tail, 
 from oneglance.report.svg import Bar, curves, forest
 from oneglance.report.tables import measured, of_interval
 from oneglance.stats.bootstrap import Array
+from oneglance.stats.calibration import Calibration
 from oneglance.stats.law import Method
 from oneglance.stats.rounds import RoundLog
 from oneglance.stats.tail import Tail
@@ -30,14 +31,17 @@ def sections(
 
     Args:
         log: drafted rounds of one drafter, tree and budget.
-        marginals: (R, L, K) of the same rounds, for the width replay.
+        marginals: (R, L, K) of the same rounds, for the width replay and the calibration of scores.
         vocab_size: for Fano's bound.
         method: estimator.
         budget: N of the verification ceiling.
         resamples: of the tail's parametric bootstrap.
         seed: of all resampling.
     """
-    made = [law_section(study_law(log, method=method, budget=budget, vocab_size=vocab_size, seed=seed))]
+    study = study_law(log, method=method, budget=budget, vocab_size=vocab_size, marginals=marginals, seed=seed)
+    made = [law_section(study)]
+    if study.calibration is not None:
+        made.append(calibration_section(study.calibration, study.calibration_given))
     tails, widths, left_out = {}, {}, {}
     for task in log.tasks:
         own = log.names("task") == task
@@ -95,6 +99,30 @@ def law_section(study: LawStudy) -> Section:
         "and the rank correlation exclude zero, the fit is not degenerate, and the curve or the ceiling is met by half."
     )
     return Section("The entropy law", columns, rows, [opening, *notes], charts)
+
+
+def calibration_section(found: Calibration, given: Calibration | None) -> Section:
+    """Asm. 1: what scores promise against what matched, before and after a rescorer."""
+    arms = {"marginal": found} if given is None else {"marginal": found, "conditioned": given}
+    columns = {"scores": "scores", "offset": "offset", "rounds": "rounds", "said": "q of the top token"}
+    columns |= {"seen": "matched", "said_prefix": "score of the chain so far", "seen_prefix": "all of it matched"}
+    rows = []
+    for name, own in arms.items():
+        for at in own.offsets:
+            values = {"said": at.said, "seen": at.seen, "said_prefix": at.said_prefix, "seen_prefix": at.seen_prefix}
+            rows.append({"scores": name, "offset": at.offset, "rounds": at.num_rounds, **measured(values)})
+    lines = {name: [(round(b.said, 3), b.seen) for b in own.bins] for name, own in arms.items()}
+    lines["honest"] = [(0.0, 0.0), (1.0, 1.0)]
+    title = "What a score is worth"
+    text = "Prefixes of the top-1 chain in ten bins of their score, against how often all of a prefix matched."
+    charts = [Chart(title, text, curves(lines, title=title, x_label="plug-in score", y_label="matched"))]
+    notes = [f"{name}: scores are off by {own.error:.3f} on average." for name, own in arms.items()]
+    opening = (
+        "The score of a prefix is a product of what each offset says: on its own (marginal), or given the tokens "
+        "before it (conditioned). A product of marginals is right where offsets are independent (Asm. 1), too low "
+        "where matches come together, and too high where tokens that are likely alone do not go together."
+    )
+    return Section("What scores promise", columns, rows, [opening, *notes], charts)
 
 
 def tail_section(tails: Mapping[str, Tail], left_out: Mapping[str, str]) -> Section:

@@ -94,19 +94,30 @@ def saliency_split(effects: Mapping[str, SaliencyEffect]) -> Any:
     return figure
 
 
-def calibration_plot(found: Calibration) -> Any:
-    """Plug-in score against measured acceptance, and survival said and seen by offset (Asm. 1)."""
+def calibration_plot(found: Calibration, given: Calibration | None = None) -> Any:
+    """Plug-in score against measured acceptance, and survival said and seen by offset (Asm. 1).
+
+    Args:
+        found: of the marginals' scores.
+        given: of a rescorer's, in the same rounds.
+    """
     figure, (scores, offsets) = _panels(2)
     scores.plot([0, 1], [0, 1], color="0.7", linewidth=1)
-    scores.plot([b.said for b in found.bins], [b.seen for b in found.bins], **_style(0))
+    both = {"marginal": found} if given is None else {"marginal": found, "conditioned": given}
+    for index, (name, own) in enumerate(both.items()):
+        label = f"{name}, gap {own.error:.3f}"
+        scores.plot([b.said for b in own.bins], [b.seen for b in own.bins], label=label, **_style(index))
+        known = [o for o in own.offsets if o.num_rounds]
+        at = [o.offset for o in known]
+        said = {**_style(index), "linestyle": "--", "fillstyle": "none"}
+        offsets.plot(at, [o.said_prefix for o in known], label=f"{name}: score", **said)
+        offsets.plot(at, [o.seen_prefix for o in known], label=f"{name}: matched", **_style(index))
     scores.set_xlabel("plug-in score")
     scores.set_ylabel("matched")
-    known = [o for o in found.offsets if o.num_rounds]
-    offsets.plot([o.offset for o in known], [o.said_prefix for o in known], label="score", **_style(1))
-    offsets.plot([o.offset for o in known], [o.seen_prefix for o in known], label="matched", **_style(0))
     offsets.set_xlabel("offset")
     offsets.set_ylabel("whole chain so far")
-    offsets.legend(fontsize="small", frameon=False)
+    for axes in (scores, offsets):
+        axes.legend(fontsize="small", frameon=False)
     return figure
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from oneglance.core import InputError
 from oneglance.stats.bootstrap import Array
-from oneglance.stats.calibration import Calibration, calibrate
+from oneglance.stats.calibration import Calibration, calibrate, calibrate_given
 from oneglance.stats.correlations import TaskGap, compare_tasks
 from oneglance.stats.curve import Fit, assess
 from oneglance.stats.law import Law, Method, fit_law, fit_offset_slope
@@ -69,7 +69,7 @@ class LawStudy:
         gaps: mean a of the second task less that of the first, by "first < second".
         fano: check of every row; None where the size of the vocabulary is not known.
         families: the temperature families that κ comes from.
-        calibration: of plug-in scores, where the log has marginals.
+        calibration: of plug-in scores, where the log has marginals; and of those that a rescorer conditioned.
         gamma: AdaEDL's constant, which the paper does not give: ours.
     """
 
@@ -81,6 +81,7 @@ class LawStudy:
     fano: FanoCheck | None
     families: tuple[TemperatureFamily, ...]
     calibration: Calibration | None
+    calibration_given: Calibration | None
     gamma: float = ADAEDL_GAMMA
 
 
@@ -158,6 +159,7 @@ def study_law(
         fano=None if vocab_size is None else check_fano(log.h_nats, log.floats("p_max"), num_tokens=vocab_size),
         families=families,
         calibration=None if marginals is None else calibrate(log.ranks, marginals[:, :, 0]),
+        calibration_given=None if marginals is None else calibrate_given(log),
     )
 
 

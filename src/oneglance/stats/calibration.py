@@ -1,7 +1,8 @@
 """Where the plug-in score is wrong: its calibration by offset and by score (Asm. 1), and the hazards of Asm. 2.
 
 The score multiplies marginals as if offsets were independent. Matches that come together (a verbatim copy) make it too
-low for long prefixes, and that is measured here on the top-1 chain, which every tree holds first.
+low for long prefixes, and that is measured here on the top-1 chain, which every tree holds first. What a rescorer makes
+of the scores is measured alike, on its own chain.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from numpy.typing import ArrayLike
 
 from oneglance.core import InputError
 from oneglance.stats.bootstrap import NAN
+from oneglance.stats.rounds import RoundLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,8 @@ class OffsetCalibration:
     Attributes:
         offset: 1-based.
         num_rounds: whose text reaches it; num_alive: of those, with matches at all earlier offsets.
-        said: mean q_j of its top token; seen: how often that was the target's token (the marginal hazard).
+        said: mean q_j of its top token; seen: how often that was the target's token (the marginal hazard). Of
+            conditioned scores, both given the target's own tokens before, where these are candidates.
         seen_alive: the same among num_alive (the conditional hazard, which Asm. 2 takes for ``seen``).
         said_prefix: mean plug-in score of the chain up to here; seen_prefix: how often all of it matched.
     """
@@ -60,12 +63,15 @@ class Calibration:
     error: float
 
 
-def calibrate(ranks: ArrayLike, top_log_q: ArrayLike, *, num_bins: int = 10) -> Calibration:
+def calibrate(
+    ranks: ArrayLike, top_log_q: ArrayLike, chain_log_q: ArrayLike | None = None, *, num_bins: int = 10
+) -> Calibration:
     """Compare plug-in scores with what the target did.
 
     Args:
         ranks: (R, L) rank of the target's token, -1 where the text ends.
-        top_log_q: (R, L) log q of each offset's best token.
+        top_log_q: (R, L) log q of each offset's best token; nan where it is not known.
+        chain_log_q: (R, L) log q of each token of the top-1 chain, where that is something else.
         num_bins: equal-width bins of the score.
     """
     own, top = np.asarray(ranks), np.asarray(top_log_q, float)
@@ -74,7 +80,8 @@ def calibrate(ranks: ArrayLike, top_log_q: ArrayLike, *, num_bins: int = 10) -> 
     is_known = own >= 0
     is_match = own == 0
     alive = np.logical_and.accumulate(is_match, axis=1)
-    score = np.exp(top.cumsum(axis=1))
+    score = np.exp((top if chain_log_q is None else np.asarray(chain_log_q, float)).cumsum(axis=1))
+    is_said = is_known & np.isfinite(top)
     offsets = []
     for j in range(own.shape[1]):
         rows = is_known[:, j]
@@ -84,8 +91,8 @@ def calibrate(ranks: ArrayLike, top_log_q: ArrayLike, *, num_bins: int = 10) -> 
                 offset=j + 1,
                 num_rounds=int(rows.sum()),
                 num_alive=int(before.sum()),
-                said=_mean(np.exp(top[rows, j])),
-                seen=_mean(is_match[rows, j]),
+                said=_mean(np.exp(top[is_said[:, j], j])),
+                seen=_mean(is_match[is_said[:, j], j]),
                 seen_alive=_mean(is_match[before, j]),
                 said_prefix=_mean(score[rows, j]),
                 seen_prefix=_mean(alive[rows, j]),
@@ -99,6 +106,21 @@ def calibrate(ranks: ArrayLike, top_log_q: ArrayLike, *, num_bins: int = 10) -> 
     )
     error = sum(abs(b.said - b.seen) * b.count for b in bins) / max(1, said.size)
     return Calibration(tuple(offsets), bins, float(error))
+
+
+def calibrate_given(log: RoundLog) -> Calibration | None:
+    """The same of conditioned scores, over the rounds that have them; None where none has.
+
+    Args:
+        log: drafted rounds.
+    """
+    has_scores = np.array([bool(row.chain_log_q) for row in log.rows])
+    if not has_scores.any():
+        return None
+    is_known, own = (log.ranks >= 0) & has_scores[:, None], log.table("ranks_given")
+    chain = np.nan_to_num(log.table("chain_log_q"), nan=-np.inf)  # it ends where no candidate has a chance
+    matched = np.where(own == 0, 0, 1)
+    return calibrate(np.where(is_known, matched, -1), log.table("top_log_q_given"), chain)
 
 
 def _mean(values: ArrayLike) -> float:

@@ -45,6 +45,10 @@ class RoundRow:
         budget, nodes: what the tree was allowed and what it had.
         ranks, log_q: (L,) rank (0 is the top) and log q of the target's own token at each offset; empty where the
             drafter has no marginals.
+        ranks_given, log_q_given, top_log_q_given: (L,) where a rescorer ran, else empty: rank and log q of the target's
+            own token, and log q of the best candidate, given the target's own tokens before; null where one of those,
+            or the token itself, is no candidate.
+        chain_log_q: (L,) likewise, log q of each token of the drafter's top-1 chain given those of the chain.
         path_log_q: plug-in log score of the accepted path.
         gated: the tie-aware gate replaced a token.
         saliency: attention mass of the root row on the image; None where it was not measured.
@@ -68,6 +72,10 @@ class RoundRow:
     nodes: int
     ranks: tuple[int | None, ...] = ()
     log_q: tuple[float | None, ...] = ()
+    ranks_given: tuple[int | None, ...] = ()
+    log_q_given: tuple[float | None, ...] = ()
+    top_log_q_given: tuple[float | None, ...] = ()
+    chain_log_q: tuple[float | None, ...] = ()
     path_log_q: float | None = None
     gated: bool = False
     saliency: float | None = None
@@ -128,12 +136,16 @@ class RoundLog:
     @property
     def ranks(self) -> Ints:
         """(R, L) rank of the target's token, -1 where there is none."""
-        return np.array([_padded(row.ranks, -1) for row in self.rows], np.int64).reshape(len(self), L)
+        return self.table("ranks", -1).astype(np.int64)
 
     @property
     def log_q(self) -> Array:
         """(R, L) log q of the target's token, nan where there is none."""
-        return np.array([_padded(row.log_q, math.nan) for row in self.rows], float).reshape(len(self), L)
+        return self.table("log_q")
+
+    def table(self, name: str, empty: float = math.nan) -> Array:
+        """(R, L) a list over offsets of each round, ``empty`` where there is none."""
+        return np.array([_padded(values, empty) for values in self._column(name)], float).reshape(len(self), L)
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -238,8 +250,13 @@ CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(("t_draft_ms", "t_verify_ms", "t_host_ms"), ("a finite number ≥ 0", lambda v: _is_number(v, 0))),
     "p_max": ("a probability", lambda v: _is_number(v, 0, 1)),
     "cut": (f"one of {', '.join(CUTS)}", lambda v: v in CUTS),
-    "ranks": (f"an empty list or {L} whole numbers or nulls", lambda v: _is_list(v, _is_int)),
-    "log_q": (f"an empty list or {L} numbers ≤ 0 or nulls", lambda v: _is_list(v, lambda q: _is_number(q, high=0))),
+    **dict.fromkeys(
+        ("ranks", "ranks_given"), (f"an empty list or {L} whole numbers or nulls", lambda v: _is_list(v, _is_int))
+    ),
+    **dict.fromkeys(
+        ("log_q", "log_q_given", "top_log_q_given", "chain_log_q"),
+        (f"an empty list or {L} numbers ≤ 0 or nulls", lambda v: _is_list(v, lambda q: _is_number(q, high=0))),
+    ),
     "path_log_q": ("a number ≤ 0 or null", lambda v: v is None or _is_number(v, high=0)),
     "gated": ("true or false", lambda v: isinstance(v, bool)),
     "saliency": ("a finite number or null", lambda v: v is None or _is_number(v)),

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from oneglance.core import Drafter, HeadError, InputError
@@ -21,7 +20,7 @@ from oneglance.train.initial import head_layout, initial_head
 from oneglance.train.kinds import Kind
 from oneglance.train.objectives import Objective
 from oneglance.train.recipe import HeadRecipe
-from oneglance.train.step import Bias, PackedHead, Sample, StepResult, block_loss
+from oneglance.train.step import PackedHead, Sample, StepResult, block_loss
 from oneglance.train.traces import Trace
 
 
@@ -73,7 +72,11 @@ class ConditionedKind(Kind):
         self, packed: nn.Module, target: Target, samples: Sequence[Sample], blocks: Blocks, objective: Objective
     ) -> StepResult:
         inner: Any = getattr(packed, "module", packed).head  # distributed wrappers hold the module
-        bias = bias_after(inner.rescorer, target.embedding)
+
+        def bias(states: Tensor, before: Tensor) -> Tensor:
+            added: Tensor = inner.rescorer.along(states, before, target.embedding)
+            return added
+
         return block_loss(packed, target, samples, blocks, objective, bias=bias)
 
     def load(self, name: str) -> Checkpoint[Any, Any]:
@@ -99,13 +102,3 @@ class ConditionedKind(Kind):
 
     def drafter(self, head: Any, target: Target, *, budget: int) -> Drafter:
         return BlockDrafter(head.head, target, budget=budget, rescorer=head.rescorer.float())
-
-
-def bias_after(rescorer: Any, embedding: nn.Embedding) -> Bias:
-    """What the rescorer adds to each slot's logits; offset 1 gets nothing, its parent is the root."""
-
-    def bias(states: Tensor, before: Tensor) -> Tensor:
-        later = rescorer.bias(states[:, 1:], before[:, 1:, None], None, embedding)[:, :, 0].float()
-        return F.pad(later, (0, 0, 1, 0))
-
-    return bias

@@ -70,3 +70,8 @@ def test_width_and_calibration() -> None:
     scores, offsets = figures.calibration_plot(found).axes
     np.testing.assert_allclose(scores.lines[1].get_xdata(), [b.said for b in found.bins])
     np.testing.assert_allclose(offsets.lines[0].get_ydata(), [o.said_prefix for o in found.offsets])
+    given = calibrate([[0, 0], [0, -1]], np.log([[0.9, 0.9], [0.9, 0.5]]))
+    scores, offsets = figures.calibration_plot(found, given).axes
+    np.testing.assert_allclose(scores.lines[2].get_ydata(), [b.seen for b in given.bins])
+    np.testing.assert_allclose(offsets.lines[3].get_ydata(), [o.seen_prefix for o in given.offsets])
+    assert [text.get_text().split(",")[0] for text in scores.get_legend().get_texts()] == ["marginal", "conditioned"]
