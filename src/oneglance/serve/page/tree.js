@@ -93,7 +93,9 @@ export function drawTree(place, round) {
       + (node.score === null ? "" : ` · path log q ${node.score.toFixed(2)}`);
   }
   place.replaceChildren(svg);
-  place.scrollTo(0, 0);
+  const branches = nodes.filter((node) => node.kind === "off").map((node) => node.parent.x);
+  const first = branches.length ? Math.min(...branches) : 0;
+  place.scrollTo(first + 2 * GAP > place.clientWidth / 2 && width > place.clientWidth ? first - PAD : 0, 0);
 }
 
 export function roundText(round) {
