@@ -72,7 +72,7 @@ def test_sigterm_under_load_finishes_what_runs() -> None:
     try:
         said = "".join(process.stdout.readline() for _ in range(5))
         address = httpx.URL(said.partition('"address": "')[2].partition('"')[0])
-        until(lambda: httpx.get(f"{address}/ready").status_code == 200, 120)
+        until(lambda: httpx.get(f"{address}/ready", timeout=60).status_code == 200, 120)
         with ThreadPoolExecutor(6) as pool:
             asked = [pool.submit(ask, str(address), max_tokens=60) for _ in range(6)]
             full = 'num_requests_waiting{model_name="builtin:reader"} 5.0'
