@@ -29,7 +29,7 @@ FAILURES = {
 ANSWER: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The answer: whole, or with `stream` as events that end with `[DONE]`.",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "content": {"text/event-stream": {}},
     },
     **failures(400, 401, 404, 413, 429, 500, 503, 504),
 }
