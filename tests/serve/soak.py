@@ -138,7 +138,7 @@ def main() -> int:
     assert process.stdout
     try:
         url = json.loads("".join(process.stdout.readline() for _ in range(5)))["address"]
-        while httpx.get(f"{url}/ready").status_code != 200:
+        while httpx.get(f"{url}/ready", timeout=120).status_code != 200:  # slow while torch is imported
             time.sleep(0.2)
         result = asyncio.run(load(url, process.pid, clients=given.clients, seconds=given.seconds))
         process.send_signal(signal.SIGTERM)

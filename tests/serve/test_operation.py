@@ -1,5 +1,6 @@
 """The queue, its limits, who leaves, what is counted, what is logged, and the page."""
 
+import asyncio
 import json
 import logging
 import re
@@ -17,6 +18,8 @@ from oneglance.core import InputError
 from oneglance.decoder import Decoder
 from oneglance.serve import app as app_module
 from oneglance.serve.logs import JsonFormatter
+from oneglance.serve.reading import read_chat
+from oneglance.serve.schema import ChatRequest
 from oneglance.serve.settings import ServeSettings, read_settings
 from oneglance.serve.worker import FairQueue, Job
 
@@ -78,10 +81,37 @@ def test_client_that_leaves_the_queue_is_never_decoded(held: Running, latch: Lat
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{held.url}/v1/chat/completions", json=BODY, timeout=0.3)
         until(lambda: held.metric("num_requests_waiting") == 0)
+        assert not held.service.worker._queue._lanes  # nor are its images kept until then
+        assert held.metric("request_success_total", finished_reason="abort") == 1
         latch.open.set()
         assert first.result().status_code == 200
-    until(lambda: held.metric("request_success_total", finished_reason="abort") == 1)
     assert held.metric("generation_tokens_total") == 4
+
+
+def test_answer_that_nobody_reads_takes_no_place(tiny_server: Running) -> None:
+    worker = tiny_server.service.worker
+    question = read_chat(ChatRequest.model_validate(BODY), tiny_server.service.settings)
+
+    async def unread() -> None:
+        worker.submit(worker.admit("slow"), question)
+        await asyncio.to_thread(until, lambda: not worker._inside)
+
+    asyncio.run(unread())
+
+
+def test_failed_answer_is_logged_with_its_request(tiny_server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[dict[str, Any]] = []
+    handler = logging.Handler()  # formats while the request lasts, as the server does
+    monkeypatch.setattr(handler, "emit", lambda record: lines.append(json.loads(JsonFormatter().format(record))))
+    monkeypatch.setattr(logging.getLogger("oneglance.serve"), "handlers", [handler])
+    monkeypatch.setattr(Decoder, "stream_inputs", lambda *_: 1 / 0)
+    answer = tiny_server.http.post("/v1/chat/completions", json=BODY, headers={"X-Request-ID": "abc-2"})
+    assert answer.status_code == 500
+    assert "log says why" in answer.json()["error"]["message"]
+    assert tiny_server.metric("request_success_total", finished_reason="error") == 1
+    [failed] = [line for line in lines if line["event"] == "decoding failed"]
+    assert failed["request_id"] == "abc-2"
+    assert "ZeroDivisionError" in failed["traceback"]
 
 
 def test_time_limit(latch: Latch) -> None:
@@ -92,6 +122,16 @@ def test_time_limit(latch: Latch) -> None:
         assert "queue" in lines[0] or "took longer than 0.4 s" in "".join(lines)
         latch.open.set()
         until(lambda: server.metric("request_success_total", finished_reason="timeout") >= 1)
+
+
+def test_time_limit_begins_at_the_arrival(tiny: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images that come slowly take their time from it."""
+    let_go = threading.Event()
+    monkeypatch.setattr(app_module, "read_chat", lambda *_: let_go.wait(30))
+    with running(lambda: tiny, timeout_s=0.3) as server:
+        assert server.chat().status_code == 504
+        assert not server.service.worker._inside
+        let_go.set()
 
 
 def test_loading_and_shutting_down() -> None:

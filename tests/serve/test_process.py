@@ -1,9 +1,11 @@
 """``oneglance serve`` as a process: bad input, the address it says, SIGTERM under load."""
 
+import logging
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,16 @@ from .conftest import until
 SRC = str(Path(sys.modules["oneglance"].__file__ or "").parent.parent)
 CODE = "from oneglance.cli import main; raise SystemExit(main())"
 COMMAND = [sys.executable, "-c", CODE, "serve", "--port", "0", "--dtype", "float32", "--threads", "1", "--json"]
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A server writes its logs to the stderr that it found; here each test has another."""
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(root, "level", root.level)
+    yield
+    logging.captureWarnings(False)
 
 
 @pytest.mark.parametrize(
@@ -37,6 +49,12 @@ def test_bad_input(words: list[str], message: str, capsys: pytest.CaptureFixture
     assert message in last
 
 
+def test_it_listens_before_torch_is_there() -> None:
+    """Loading takes long; ``/health`` answers meanwhile."""
+    code = "import sys, oneglance.serve.server; raise SystemExit({'torch', 'transformers'} & set(sys.modules) != set())"
+    assert subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": SRC}).returncode == 0
+
+
 def ask(address: str, **body: Any) -> httpx.Response:
     body = {"messages": [{"role": "user", "content": "hello"}], "ignore_eos": True, **body}
     return httpx.post(f"{address}/v1/chat/completions", json=body, timeout=120)
@@ -54,7 +72,7 @@ def test_sigterm_under_load_finishes_what_runs() -> None:
     try:
         said = "".join(process.stdout.readline() for _ in range(5))
         address = httpx.URL(said.partition('"address": "')[2].partition('"')[0])
-        until(lambda: httpx.get(f"{address}/ready").status_code == 200, 120)
+        until(lambda: httpx.get(f"{address}/ready", timeout=60).status_code == 200, 120)
         with ThreadPoolExecutor(6) as pool:
             asked = [pool.submit(ask, str(address), max_tokens=60) for _ in range(6)]
             full = 'num_requests_waiting{model_name="builtin:reader"} 5.0'

@@ -139,6 +139,12 @@ def test_limits(tiny: Decoder) -> None:
     with running(lambda: tiny, max_images=1, max_body_mb=1, fetch_urls=False, api_key="s3cret") as server:
         assert server.chat().status_code == 401
         assert server.http.get("/v1/models").status_code == 401
+        unread = server.http.post("/v1/chat/completions", content=b"{", headers={"Content-Type": "application/json"})
+        assert unread.status_code == 401  # the key goes before the body
+        assert server.http.get("/v1/models", headers={"Authorization": "Basic s3cret"}).status_code == 401
+        assert server.http.get("/v1/models", headers={"Authorization": "bearer s3cret"}).status_code == 200
+        [secured] = server.http.get("/openapi.json").json()["components"]["securitySchemes"].values()
+        assert secured == {"type": "http", "scheme": "bearer"}
         assert server.http.get("/health").status_code == 200
         server.http.headers["Authorization"] = "Bearer s3cret"
         assert server.chat(max_tokens=2).status_code == 200
@@ -164,4 +170,5 @@ def test_other_origins_and_hosts_are_kept_out(tiny_server: Running) -> None:
     assert "access-control-allow-origin" not in answer.headers
     assert tiny_server.http.get("/v1/models", headers={"Host": "evil.example"}).status_code == 400
     assert tiny_server.http.get("/nowhere").status_code == 404
-    assert tiny_server.http.get("/v1/chat/completions").status_code in (404, 405)
+    wrong = tiny_server.http.get("/v1/chat/completions")
+    assert (wrong.status_code, wrong.headers["Allow"]) == (405, "POST")

@@ -1,6 +1,7 @@
-"""schemathesis over the OpenAPI document: whatever it sends, never a server error. ``make serve-fuzz`` runs this."""
+"""schemathesis over the OpenAPI document: no server error, and no answer but the written ones. ``make serve-fuzz``."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,9 +15,19 @@ from oneglance.testing import tiny_head, tiny_target
 from .conftest import running
 
 schemathesis = pytest.importorskip("schemathesis", reason="pip install 'oneglance[page]'")
+from schemathesis import GenerationMode  # noqa: E402
 from schemathesis.checks import not_a_server_error  # noqa: E402
+from schemathesis.specs.openapi import checks  # noqa: E402
 
-MAX_EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "100"))  # an operation
+CHECKS = [
+    not_a_server_error,
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_headers_conformance,
+    checks.response_schema_conformance,
+    checks.unsupported_method,
+]
+MAX_EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "100"))  # an operation and mode
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
@@ -29,16 +40,24 @@ def api() -> Iterator[Any]:
         yield schemathesis.openapi.from_url(f"{server.url}/openapi.json")
 
 
-def test_no_server_error(api: Any) -> None:
-    names = []
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+def test_nothing_fails_but_as_the_document_says(api: Any, mode: Any) -> None:
+    """What fits the document and what does not: never a server error, and only what is written there."""
+    statuses: dict[str, Counter[int]] = {}
+    own = CHECKS + ([checks.negative_data_rejection] if mode is GenerationMode.NEGATIVE else [])
     for found in api.get_all_operations():
         operation = found.ok()
-        names.append(operation.path)
+        seen = statuses.setdefault(operation.path, Counter())
+        if mode is GenerationMode.NEGATIVE and not len(operation.body):
+            continue  # there is nothing to get wrong
 
-        @given(case=operation.as_strategy())
+        @given(case=operation.as_strategy(generation_mode=mode))
         @settings(max_examples=MAX_EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), database=None)
         def check(case: Any) -> None:
-            case.call_and_validate(checks=[not_a_server_error], timeout=60)
+            seen[case.call_and_validate(checks=own, timeout=60).status_code] += 1  # noqa: B023 (called at once)
 
         check()
-    assert {"/v1/chat/completions", "/v1/completions", "/v1/models", "/ready", "/metrics"} <= set(names)
+    print(statuses)
+    assert {"/v1/chat/completions", "/v1/completions", "/v1/models", "/ready", "/metrics"} <= set(statuses)
+    for path in ("/v1/chat/completions", "/v1/completions"):
+        assert statuses[path][200 if mode is GenerationMode.POSITIVE else 400] > 0, statuses

@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oneglance.acceptance import Acceptance
 from oneglance.core import Generation, TokenLogprobs
 from oneglance.serve.reading import Parser
 from oneglance.serve.rounds import describe
 from oneglance.serve.tools import Arguments, CallStart, Content, Delta
-from oneglance.stream import Step
+
+if TYPE_CHECKING:
+    from oneglance.stream import Step
 
 Json = dict[str, Any]
 

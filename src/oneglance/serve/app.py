@@ -5,31 +5,33 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import Depends, FastAPI, HTTPException, Request
+from anyio import to_thread
+from fastapi import FastAPI, HTTPException, Request
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.responses import Response, StreamingResponse
-from starlette.staticfiles import StaticFiles
+from starlette.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
 
 from oneglance import __version__
 from oneglance.core import Generation
-from oneglance.decoder import Decoder
-from oneglance.serve import errors, schema
+from oneglance.serve import document, errors, schema
 from oneglance.serve.answers import Answer, ChatAnswer, CompletionAnswer
 from oneglance.serve.errors import TooLate, json_response
+from oneglance.serve.guard import Guard
 from oneglance.serve.logs import RequestScope
 from oneglance.serve.metrics import Metrics
 from oneglance.serve.reading import Question, read_chat, read_completion
 from oneglance.serve.settings import ServeSettings
 from oneglance.serve.worker import Job, QueueFull, Worker
+
+if TYPE_CHECKING:
+    from oneglance.decoder import Decoder
 
 log = logging.getLogger("oneglance.serve")
 PAGE = Path(__file__).parent / "page"
@@ -38,15 +40,7 @@ EXAMPLES = ("demo_page.png", "demo_chart.png")
 OWN_NAMES = ("127.0.0.1", "localhost", "::1", "[::1]", "[")  # the last as older Starlettes cut an IPv6 address
 POLL_S = 0.25  # between looks at whether the client is still there
 POLICY = "default-src 'self'; img-src 'self' data: blob:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
-FAILURES: dict[int | str, dict[str, Any]] = {
-    400: {"description": "Bad input; the message names the fix."},
-    401: {"description": "No or a wrong API key."},
-    404: {"description": "No such model."},
-    413: {"description": "The body is too large."},
-    429: {"description": "The queue is full; see Retry-After."},
-    503: {"description": "Loading, or shutting down; see Retry-After."},
-    504: {"description": "The answer took too long."},
-}
+PAGE_HEADERS = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}
 
 
 class ClientGone(Exception):
@@ -81,6 +75,7 @@ class Service:
     ) -> Response:
         """Queue a request, and answer it whole or as a stream."""
         self.check_model(body.model)
+        deadline = asyncio.get_running_loop().time() + self.settings.timeout_s
         try:
             job = self.worker.admit(request.client.host if request.client else "?")
         except QueueFull:
@@ -88,14 +83,11 @@ class Service:
             raise
         is_streaming = False
         try:
-            question = await run_in_threadpool(read)
+            question = await self._read(read, deadline)
             assert self.worker.decoder is not None
             answer = shape(self.worker.decoder, question)
             self.worker.submit(job, question)
-            deadline = asyncio.get_running_loop().time() + self.settings.timeout_s
             num_prompt = await self._next(job, deadline, request)
-            if isinstance(num_prompt, Generation):  # not a single token fits
-                return json_response(answer.whole([], num_prompt, 0))
             if body.stream:
                 is_streaming = True
                 events = self._stream(job, answer, num_prompt, deadline)
@@ -127,6 +119,17 @@ class Service:
             self.worker.leave(job)
         yield b"data: [DONE]\n\n"
 
+    async def _read(self, read: Callable[[], Question], deadline: float) -> Question:
+        """A request's question, whose images may come from slow places."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await to_thread.run_sync(read, abandon_on_cancel=True)
+        except TimeoutError:
+            raise self._too_late() from None
+
+    def _too_late(self) -> TooLate:
+        return TooLate(f"the answer took longer than {self.settings.timeout_s:g} s; ask for fewer tokens")
+
     async def _next(self, job: Job, deadline: float, request: Request | None = None) -> Any:
         """The job's next event.
 
@@ -141,8 +144,7 @@ class Service:
             except TimeoutError:
                 if loop.time() >= deadline:
                     job.end("timeout")
-                    limit = self.settings.timeout_s
-                    raise TooLate(f"the answer took longer than {limit:g} s; ask for fewer tokens") from None
+                    raise self._too_late() from None
                 if request is not None and await request.is_disconnected():
                     job.end("abort")
                     raise ClientGone from None
@@ -185,6 +187,9 @@ def create_app(settings: ServeSettings, load: Callable[[], Decoder]) -> FastAPI:
     _add_model_routes(app, service)
     _add_operation_routes(app, service)
     _add_page(app)
+    document.describe(app, settings)
+    if settings.api_key is not None:
+        app.add_middleware(Guard, key=settings.api_key)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(settings.cors_origins), allow_methods=["*"], allow_headers=["*"]
@@ -198,16 +203,7 @@ def create_app(settings: ServeSettings, load: Callable[[], Decoder]) -> FastAPI:
 def _add_model_routes(app: FastAPI, service: Service) -> None:
     settings = service.settings
 
-    async def has_key(request: Request) -> None:
-        if settings.api_key is None:
-            return
-        given = request.headers.get("authorization", "").encode()
-        if not secrets.compare_digest(given, f"Bearer {settings.api_key}".encode()):
-            raise HTTPException(401, "send the API key as 'Authorization: Bearer …'", {"WWW-Authenticate": "Bearer"})
-
-    guarded: dict[str, Any] = {"dependencies": [Depends(has_key)], "responses": FAILURES}
-
-    @app.post("/v1/chat/completions", **guarded)
+    @app.post("/v1/chat/completions", responses=document.ANSWER)
     async def chat_completions(body: schema.ChatRequest, request: Request) -> Response:
         def shape(decoder: Decoder, question: Question) -> Answer:
             return ChatAnswer(
@@ -221,7 +217,7 @@ def _add_model_routes(app: FastAPI, service: Service) -> None:
 
         return await service.answer(request, body, lambda: read_chat(body, settings), shape)
 
-    @app.post("/v1/completions", **guarded)
+    @app.post("/v1/completions", responses=document.ANSWER)
     async def completions(body: schema.CompletionRequest, request: Request) -> Response:
         def shape(decoder: Decoder, question: Question) -> Answer:
             return CompletionAnswer(
@@ -235,11 +231,11 @@ def _add_model_routes(app: FastAPI, service: Service) -> None:
 
         return await service.answer(request, body, lambda: read_completion(body, settings), shape)
 
-    @app.get("/v1/models", **guarded)
+    @app.get("/v1/models", responses=document.failures(401))
     async def models() -> Response:
         return json_response({"object": "list", "data": [_model(service)]})
 
-    @app.get("/v1/models/{name:path}", **guarded)
+    @app.get("/v1/models/{name:path}", responses=document.failures(401, 404))
     async def model(name: Annotated[str, "served name"]) -> Response:
         service.check_model(name)
         return json_response(_model(service))
@@ -266,40 +262,34 @@ def _add_operation_routes(app: FastAPI, service: Service) -> None:
         """Whether the process answers."""
         return json_response({"status": "ok"})
 
-    @app.get("/ready", responses={503: FAILURES[503]})
+    @app.get("/ready", responses={503: {"description": "Not now.", "content": {"application/json": {}}}})
     async def ready() -> Response:
         """Whether it would answer a request now."""
         is_ready = service.worker.is_ready
         return json_response({"status": "ready" if is_ready else "not ready"}, 200 if is_ready else 503)
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """For Prometheus."""
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 def _add_page(app: FastAPI) -> None:
-    files = StaticFiles(directory=PAGE, html=True)
+    names = {file.name for file in PAGE.iterdir()}
+    both: dict[str, Any] = {"methods": ["GET", "HEAD"], "include_in_schema": False}
 
-    async def page(scope: Any, receive: Any, send: Any) -> None:
-        async def with_policy(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] += [
-                    (b"content-security-policy", POLICY.encode()),
-                    (b"x-content-type-options", b"nosniff"),
-                    (b"cache-control", b"no-cache"),
-                ]
-            await send(message)
-
-        await files(scope, receive, with_policy)
+    @app.api_route("/", **both)
+    @app.api_route("/{name}", **both)
+    async def page(name: str = "index.html") -> Response:
+        if name not in names:
+            raise HTTPException(404, "Not Found")
+        return FileResponse(PAGE / name, headers=PAGE_HEADERS)
 
     @app.get("/examples/{name}", include_in_schema=False)
     async def example(name: str) -> Response:
         if name not in EXAMPLES:
             raise HTTPException(404, f"there is no example {name!r}")
-        return Response((ASSETS / name).read_bytes(), media_type="image/png")
-
-    app.mount("/", page, name="page")
+        return FileResponse(ASSETS / name)
 
 
 def _event(value: object) -> bytes:

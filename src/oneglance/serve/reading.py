@@ -9,7 +9,7 @@ import base64
 import binascii
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oneglance.core import ImageError, InputError, SamplingParams
 from oneglance.files import parse_json
@@ -17,9 +17,10 @@ from oneglance.images import MAX_BYTES, load_image
 from oneglance.serve import schema
 from oneglance.serve.settings import ServeSettings
 from oneglance.serve.tools import CLOSE, NamedCall, PlainText, TaggedCalls
-from oneglance.targets.base import Target
-from oneglance.targets.chat import encode
-from oneglance.targets.state import Inputs
+
+if TYPE_CHECKING:
+    from oneglance.targets.base import Target
+    from oneglance.targets.state import Inputs
 
 MAX_DEPTH = 100
 Parser = PlainText | NamedCall | TaggedCalls
@@ -70,8 +71,14 @@ def read_chat(body: schema.ChatRequest, settings: ServeSettings) -> Question:
         json_schema=format_schema if format_schema is not None else _format_schema(body.response_format),
         stop=stop,
     )
+
+    def inputs(target: Target) -> Inputs:
+        from oneglance.targets.chat import encode
+
+        return encode(target, messages, tools=tools)
+
     return Question(
-        lambda target: encode(target, messages, tools=tools),
+        inputs,
         params,
         body.speculation is not False,
         _budget(body, settings),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from oneglance.stream import Step
-from oneglance.text import Piece
+if TYPE_CHECKING:
+    from oneglance.stream import Step
+    from oneglance.text import Piece
 
 
 def describe(step: Step, tokenizer: Any) -> dict[str, Any]:

@@ -15,6 +15,21 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
+class Fault(BaseModel):
+    """What is wrong, in OpenAI's shape."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Failure(BaseModel):
+    """The body of every answer that is none."""
+
+    error: Fault
+
+
 class TextPart(Strict):
     type: Literal["text"]
     text: str
@@ -163,7 +178,7 @@ class ChatRequest(Sampling):
 class CompletionRequest(Sampling):
     """The body of ``/v1/completions``: a raw prompt, without a chat template."""
 
-    prompt: str | Annotated[list[Token], Field(min_length=1)]
+    prompt: Annotated[str, Field(min_length=1)] | Annotated[list[Token], Field(min_length=1)]
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: Literal[False] | None = None
     best_of: Literal[1] | None = None

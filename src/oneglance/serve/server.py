@@ -9,14 +9,17 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import uvicorn
 
 from oneglance.core import InputError
-from oneglance.decoder import Decoder
 from oneglance.serve.app import Service, create_app
 from oneglance.serve.logs import JsonFormatter
 from oneglance.serve.settings import ServeSettings
+
+if TYPE_CHECKING:
+    from oneglance.decoder import Decoder
 
 log = logging.getLogger("oneglance.serve")
 

@@ -7,17 +7,20 @@ The thread also loads the model, so that the server answers ``/health`` while th
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oneglance.core import InputError, OneglanceError
-from oneglance.decoder import Decoder
 from oneglance.serve.metrics import Metrics
 from oneglance.serve.reading import Question
+
+if TYPE_CHECKING:
+    from oneglance.decoder import Decoder
 
 log = logging.getLogger("oneglance.serve")
 
@@ -31,13 +34,14 @@ class QueueFull(OneglanceError):
 
 
 class Job:
-    """One request, from its arrival to the end of its answer.
+    """One request, from its arrival to the end of its answer. To be made in the request's own context.
 
     Args:
         client: whose turn this takes.
         loop: of the coroutine that reads ``events``.
 
     Attributes:
+        context: of the request, which its logs carry.
         events: the number of prompt tokens, then ``Step``s, then the ``Generation``; or an exception.
         question: what to decode, once it has been read.
         ended: why nobody waits for the answer any more: ``abort`` or ``timeout``; None while somebody does.
@@ -46,6 +50,7 @@ class Job:
     def __init__(self, client: str, loop: asyncio.AbstractEventLoop) -> None:
         self.client = client
         self.arrived = time.perf_counter()
+        self.context = contextvars.copy_context()
         self.events: asyncio.Queue[Any] = asyncio.Queue()
         self.question: Question | None = None
         self.ended: str | None = None
@@ -88,6 +93,17 @@ class FairQueue:
             if lane:
                 self._lanes[client] = lane  # to the back
             return job
+
+    def remove(self, job: Job) -> bool:
+        """Take a job out before its turn; whether it was there."""
+        with self._changed:
+            lane = self._lanes.get(job.client)
+            if lane is None or job not in lane:
+                return False
+            lane.remove(job)
+            if not lane:
+                del self._lanes[job.client]
+            return True
 
     def close(self) -> list[Job]:
         """Take no more; the jobs that never had their turn."""
@@ -166,9 +182,11 @@ class Worker:
         self._queue.put(job)
 
     def leave(self, job: Job) -> None:
-        """Give the place back."""
+        """Give the place back; whoever leaves before their turn leaves nothing in the queue."""
         job.end("abort")
         self._inside.discard(job)
+        if self._queue.remove(job):
+            self._metrics.never_started(job.ended or "abort")
 
     def drain(self) -> None:
         """Let what runs finish, and turn away what waits."""
@@ -198,16 +216,19 @@ class Worker:
         log.info("ready", extra={"fields": {"load_s": round(time.perf_counter() - started, 3)}})
         while (job := self._queue.get()) is not None:
             self._running = job
-            try:
-                self._decode(job, self.decoder)
-            except InputError as error:
-                job.emit(error)
-            except Exception as error:
-                log.exception("decoding failed")
-                self._metrics.never_started("error")
-                job.emit(error)
-            finally:
-                self._running = None
+            job.context.run(self._answer, job, decoder)
+            self._inside.discard(job)  # however slowly its answer is read
+            self._running = None
+
+    def _answer(self, job: Job, decoder: Decoder) -> None:
+        try:
+            self._decode(job, decoder)
+        except InputError as error:
+            job.emit(error)
+        except Exception as error:
+            log.exception("decoding failed")
+            self._metrics.never_started("error")
+            job.emit(error)
 
     def _decode(self, job: Job, decoder: Decoder) -> None:
         question = job.question

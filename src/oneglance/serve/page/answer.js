@@ -11,6 +11,7 @@ export function paint(place, round) {
     const span = document.createElement("span");
     span.className = `tok ${token.kind}`;
     if (round.index !== null) span.classList.add(round.index % 2 ? "odd" : "even");
+    if (token.text.startsWith("\n")) span.classList.add("newline");  // else nothing of it is seen
     span.textContent = token.text;
     place.append(span);
     spans.push([span, token]);

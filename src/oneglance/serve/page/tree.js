@@ -3,7 +3,7 @@
 import { shown } from "./answer.js";
 
 const NS = "http://www.w3.org/2000/svg";
-const WIDTH = 96, STEP = 124, LINE = 26, HEIGHT = 20, PAD = 12;
+const GAP = 22, LINE = 26, HEIGHT = 20, PAD = 12, INSET = 6, CHARACTER = 7.3, MAX_LABEL = 11;
 
 function element(name, attributes, parent) {
   const node = document.createElementNS(NS, name);
@@ -12,56 +12,90 @@ function element(name, attributes, parent) {
   return node;
 }
 
+function label(words) {
+  const characters = [...words];
+  return characters.length > MAX_LABEL ? `${characters.slice(0, MAX_LABEL - 1).join("")}…` : words;
+}
+
+function labelWidth(text) {
+  const isWide = (character) => character.codePointAt(0) > 0x2e7f;  // CJK, emoji: two places
+  return [...text].reduce((sum, character) => sum + (isWide(character) ? 2 : 1), 0) * CHARACTER;
+}
+
+// All nodes with their place: `line` down, `x` and `width` by the widest label of each depth.
 function laidOut(tree, bonus) {
-  const nodes = [{ text: tree.root, parent: -1, depth: 0, score: null, on: true }];
   const onPath = new Set(tree.path);
-  tree.texts.forEach((text, i) => {
-    const parent = tree.parents[i];
-    nodes.push({ text, parent, depth: nodes[parent].depth + 1, score: tree.scores[i] ?? null, on: onPath.has(i + 1) });
-  });
-  if (bonus) {
-    const parent = tree.path.at(-1);
-    nodes.push({ text: bonus, parent, depth: nodes[parent].depth + 1, score: null, bonus: true });
-  }
-  const children = nodes.map(() => []);
-  nodes.forEach((node, i) => { if (node.parent >= 0) children[node.parent].push(i); });
-  let line = 0;
-  const place = (i) => {  // children first: a parent stands beside its first child
-    children[i].sort((a, b) => Number(nodes[b].on || nodes[b].bonus || 0) - Number(nodes[a].on || nodes[a].bonus || 0));
-    if (!children[i].length) { nodes[i].line = line++; return; }
-    children[i].forEach(place);
-    nodes[i].line = nodes[children[i][0]].line;
+  const nodes = [];
+  const add = (text, parent, kind, score = null) => {
+    const words = shown(text).replaceAll(" ", "␣");  // SVG drops spaces at the ends
+    const node = { words, label: label(words), parent, kind, score, children: [], depth: 0 };
+    if (parent) {
+      node.depth = parent.depth + 1;
+      if (kind === "off") parent.children.push(node);
+      else parent.children.unshift(node);
+    }
+    nodes.push(node);
   };
-  place(0);
-  return { nodes, lines: line, depth: Math.max(...nodes.map((node) => node.depth)) };
+  add(tree.root, null, "on");
+  tree.texts.forEach((text, i) => add(text, nodes[tree.parents[i]], onPath.has(i + 1) ? "on" : "off", tree.scores[i]));
+  if (bonus !== undefined) add(bonus, nodes[tree.path.at(-1)], "bonus");
+  setLines(nodes[0], 0, new Map());
+  const widths = [];
+  for (const { depth, label: own } of nodes) {
+    widths[depth] = Math.max(widths[depth] ?? 0, labelWidth(own) + 2 * INSET);
+  }
+  const starts = widths.map((_, depth) => PAD + widths.slice(0, depth).reduce((sum, width) => sum + width + GAP, 0));
+  for (const node of nodes) Object.assign(node, { x: starts[node.depth], width: widths[node.depth] });
+  return nodes;
+}
+
+// A node, its first child, that one's, and so on share a line. Every other child begins the first line below that has
+// room, the deepest ones first, so that short branches stay near the path. `cells` has, by line and depth, what is
+// there: a box, or the links of a parent on their way down.
+function setLines(head, from, cells) {
+  const chain = [head];
+  while (chain.at(-1).children.length) chain.push(chain.at(-1).children[0]);
+  const isFree = (line, node) => [undefined, node.parent].includes(cells.get(`${line},${node.depth}`));
+  let line = from;
+  while (!chain.every((node) => isFree(line, node))) line += 1;
+  for (let at = from; at < line; at += 1) {
+    if (!cells.has(`${at},${head.depth}`)) cells.set(`${at},${head.depth}`, head.parent);
+  }
+  for (const node of chain) {
+    node.line = line;
+    cells.set(`${line},${node.depth}`, "box");
+  }
+  for (const node of chain.toReversed()) {
+    for (const child of node.children.slice(1)) setLines(child, line + 1, cells);
+  }
 }
 
 export function drawTree(place, round) {
   const own = round.tokens.filter((token) => token.kind === "bonus").at(-1);
-  const { nodes, lines, depth } = laidOut(round.tree, own?.token);
-  const width = 2 * PAD + depth * STEP + WIDTH, height = 2 * PAD + lines * LINE;
+  const nodes = laidOut(round.tree, own?.token);
+  const width = Math.max(...nodes.map((node) => node.x + node.width)) + PAD;
+  const height = 2 * PAD + Math.max(...nodes.map((node) => node.line)) * LINE + HEIGHT;
   const svg = element("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img" });
   const title = element("title", {}, svg);
   title.textContent = `${round.tree.texts.length} candidates, ${round.tree.path.length - 1} accepted`;
-  const x = (node) => PAD + node.depth * STEP, y = (node) => PAD + node.line * LINE + HEIGHT / 2;
-  const kind = (node) => (node.bonus ? "bonus" : node.on ? "on" : "off");
+  const y = (node) => PAD + node.line * LINE + HEIGHT / 2;
   for (const node of nodes.slice(1)) {
-    const parent = nodes[node.parent], from = x(parent) + WIDTH, to = x(node), middle = (from + to) / 2;
-    const d = `M${from} ${y(parent)}C${middle} ${y(parent)} ${middle} ${y(node)} ${to} ${y(node)}`;
-    element("path", { d, class: kind(node) }, svg);
+    const from = node.parent.x + node.parent.width, middle = (from + node.x) / 2;
+    const d = `M${from} ${y(node.parent)}C${middle} ${y(node.parent)} ${middle} ${y(node)} ${node.x} ${y(node)}`;
+    element("path", { d, class: node.kind }, svg);
   }
+  const meaning = { on: "accepted", off: "rejected", bonus: "bonus" };
   for (const node of nodes) {
-    const group = element("g", { class: kind(node), transform: `translate(${x(node)} ${y(node) - HEIGHT / 2})` }, svg);
-    const words = shown(node.text).replaceAll(" ", "␣");  // SVG drops spaces at the ends
-    element("rect", { width: WIDTH, height: HEIGHT, rx: 4 }, group);
-    const label = element("text", { x: 6, y: 14 }, group);
-    label.textContent = words.length > 11 ? words.slice(0, 10) + "…" : words;
-    element("title", {}, group).textContent =
-      `“${words}” ${node.bonus ? "bonus" : node.on ? "accepted" : "rejected"}`
+    const group = element("g", { class: node.kind, transform: `translate(${node.x} ${y(node) - HEIGHT / 2})` }, svg);
+    element("rect", { width: node.width, height: HEIGHT, rx: 4 }, group);
+    element("text", { x: INSET, y: 14 }, group).textContent = node.label;
+    element("title", {}, group).textContent = `“${node.words}” ${node.parent ? meaning[node.kind] : "root"}`
       + (node.score === null ? "" : ` · path log q ${node.score.toFixed(2)}`);
   }
   place.replaceChildren(svg);
-  place.scrollTo(0, 0);
+  const branches = nodes.filter((node) => node.kind === "off").map((node) => node.parent.x);
+  const first = branches.length ? Math.min(...branches) : 0;
+  place.scrollTo(first + 2 * GAP > place.clientWidth / 2 && width > place.clientWidth ? first - PAD : 0, 0);
 }
 
 export function roundText(round) {
