@@ -71,13 +71,15 @@ def process_state(device: str | None) -> Any:
     """This process among the training processes, and its device.
 
     Raises:
-        InputError: accelerate is not installed.
+        InputError: accelerate is not installed, or its config asks for what training does not do.
     """
     try:
-        from accelerate import PartialState
+        import accelerate  # noqa: F401
     except ImportError as error:
         raise InputError("training needs accelerate; install it with: pip install 'oneglance[train]'") from error
-    return PartialState(cpu=device == "cpu")
+    from oneglance.train import processes
+
+    return processes.process_state(cpu=device == "cpu")
 
 
 def introduce(trainer: HeadTrainer, console: Console) -> int:

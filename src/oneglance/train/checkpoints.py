@@ -18,6 +18,7 @@ from oneglance.targets.base import FEATURE_POINT, Target
 from oneglance.train.evaluate import expected_accepted
 from oneglance.train.kinds import Kind, kind_of
 from oneglance.train.recipe import HeadRecipe
+from oneglance.train.sharded import load_optimiser, load_weights
 
 
 class Checkpoints:
@@ -39,7 +40,7 @@ class Checkpoints:
         step: int,
         kind: Kind,
         head: nn.Module,
-        optimiser: Any,
+        optimiser: dict[str, Any],
         card: dict[str, Any],
         *,
         top1: list[float] | None = None,
@@ -50,14 +51,14 @@ class Checkpoints:
             step: optimiser steps so far.
             kind: of the head.
             head: trained.
-            optimiser: its state goes along.
+            optimiser: its state.
             card: ``config.json``.
             top1: held-out accuracies of this step, where it was evaluated.
         """
         scratch = self.folder / f"{self.path(step).name}.partial"
         shutil.rmtree(scratch, ignore_errors=True)
         kind.save(head, scratch, card)
-        torch.save(optimiser.state_dict(), scratch / "optimiser.pt")
+        torch.save(optimiser, scratch / "optimiser.pt")
         (scratch / "state.json").write_text(json.dumps({"step": step, "heldout_top1": top1}))
         if self.path(step).exists():
             self._drop(step)
@@ -93,8 +94,8 @@ class Checkpoints:
         stored = kind.load(str(path))
         if stored.config != head.config:
             raise InputError(f"{path} holds a head of another geometry than the recipe's; use another output folder")
-        head.load_state_dict(stored.tensors)
-        optimiser.load_state_dict(torch.load(path / "optimiser.pt", weights_only=True))
+        load_weights(head, stored.tensors)
+        load_optimiser(optimiser, torch.load(path / "optimiser.pt", weights_only=True, mmap=True))
         return steps[-1]
 
 

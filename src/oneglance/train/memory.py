@@ -61,7 +61,7 @@ class Memory:
 
 
 def training_memory(
-    recipe: HeadRecipe, target: Target, config: Any, rows: Sequence[Trace], *, parameters: int
+    recipe: HeadRecipe, target: Target, config: Any, rows: Sequence[Trace], *, parameters: int, shards: int = 1
 ) -> Memory:
     """Estimate the peak of a run.
 
@@ -71,6 +71,7 @@ def training_memory(
         config: the head's geometry; heads without attention have no part in what attention takes.
         rows: training traces; the longest ones decide.
         parameters: of the head.
+        shards: processes that share its weights, gradients and optimiser state (FSDP).
     """
     length, anchors = _longest(recipe, target, rows)
     batch, slots = recipe.optimiser.batch_size, recipe.optimiser.batch_size * anchors * config.block_size
@@ -85,8 +86,10 @@ def training_memory(
     context += depth * batch * length * 2 * keys * 2 * width
     pairs = slots * (length + anchors * config.block_size)
     logits = min(CHUNK, batch * anchors) * config.num_offsets * config.vocab_size * 4 * 3
+    # whole in turn under FSDP: weights and gradients in the precision of the passes, and the sums that are shared out
+    gathered = parameters * (2 * width + 4) if shards > 1 else 0
     parts = {
-        "head and optimiser": parameters * (ADAM_BYTES + (2 if half else 0)),
+        "head and optimiser": parameters * (ADAM_BYTES + (2 if half else 0)) if shards == 1 else held_by_one(parameters, shards),
         "context": context,
         "blocks": depth * slots * per_slot * width,
         "masks": pairs * (1 + width) if layers else 0,
