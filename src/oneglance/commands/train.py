@@ -39,8 +39,9 @@ def train(
     """Train a draft head on traces. Only the head learns; the target stays as it is.
 
     The final head goes to FOLDER/head, checkpoints and log.jsonl beside it. A killed run goes on with --resume, on the
-    curve that it would have had. On several GPUs: accelerate launch -m oneglance.train RECIPE. In several CPU
-    processes: torchrun --nproc-per-node 2 -m oneglance.train RECIPE --device cpu.
+    curve that it would have had. On several GPUs: accelerate launch -m oneglance.train RECIPE, with a config of
+    recipes/accelerate (DDP or FSDP). In several CPU processes: torchrun --nproc-per-node 2 -m oneglance.train RECIPE
+    --device cpu.
     """
     from oneglance.train.recipe import load_recipe
 
@@ -97,7 +98,12 @@ def introduce(trainer: HeadTrainer, console: Console) -> int:
     if trainer.recipe.init:
         console.print(f"warm start from {trainer.recipe.init}: " + _anew(trainer.reinitialised))
     memory = training_memory(
-        trainer.recipe, trainer.target, config, trainer.train_rows, parameters=trainer.num_parameters
+        trainer.recipe,
+        trainer.target,
+        config,
+        trainer.train_rows,
+        parameters=trainer.num_parameters,
+        shards=trainer.num_shards,
     )
     console.print(memory.line())
     if memory.disk:

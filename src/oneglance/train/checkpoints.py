@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from oneglance.core import InputError
 from oneglance.drafters.checkpoint import SCHEMA_VERSION
@@ -54,7 +54,11 @@ class Checkpoints:
             optimiser: its state.
             card: ``config.json``.
             top1: held-out accuracies of this step, where it was evaluated.
+
+        Raises:
+            InputError: there is no room; nothing is written then.
         """
+        self._check_room(head, optimiser)
         scratch = self.folder / f"{self.path(step).name}.partial"
         shutil.rmtree(scratch, ignore_errors=True)
         kind.save(head, scratch, card)
@@ -77,6 +81,18 @@ class Checkpoints:
         """The step with the longest expected accepted chain, the earlier of equals."""
         scores = {step: expected_accepted(top1) for step, top1 in self.accuracies().items()}
         return max(scores, key=lambda step: (scores[step], -step)) if scores else None
+
+    def _check_room(self, head: nn.Module, optimiser: dict[str, Any]) -> None:
+        states = [value for parts in optimiser["state"].values() for value in parts.values()]
+        tensors = [*head.state_dict().values(), *(value for value in states if isinstance(value, Tensor))]
+        needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(self.folder).free
+        if needed > free:
+            raise InputError(
+                f"a checkpoint takes {needed / 1e9:.2f} GB and {free / 1e9:.2f} GB are free at {self.folder}; make "
+                "room (older checkpoints can go) and go on with --resume"
+            )
 
     def _drop(self, step: int) -> None:
         """Rename first: a half-deleted checkpoint must not look complete."""

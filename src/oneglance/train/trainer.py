@@ -21,8 +21,8 @@ import torch
 from oneglance.drafters.head import DraftConfig
 from oneglance.targets.base import Target
 from oneglance.train.blocks import build_blocks, generator
+from oneglance.train.caching import Layout, with_collected
 from oneglance.train.checkpoints import Checkpoints, head_card
-from oneglance.train.collect import encoding
 from oneglance.train.evaluate import Accuracy, heldout_accuracy, heldout_tau, serving
 from oneglance.train.features import DiskStore, MemoryStore, NoStore, Store, key_of
 from oneglance.train.kinds import kind_of
@@ -30,7 +30,7 @@ from oneglance.train.processes import open_accelerator, prepare
 from oneglance.train.recipe import HeadRecipe
 from oneglance.train.runlog import log, open_run
 from oneglance.train.sharded import gather
-from oneglance.train.step import Sample, StepResult, run_target
+from oneglance.train.step import Sample, StepResult
 from oneglance.train.traces import Trace, check_disjoint, read_mixed, read_traces
 
 
@@ -108,6 +108,11 @@ class HeadTrainer:
     def num_parameters(self) -> int:
         """That are trained; embedding and lm_head of the target are not among them (Table 2)."""
         return sum(parameter.numel() for parameter in self.head.parameters())
+
+    @property
+    def num_shards(self) -> int:
+        """Processes that share weights, gradients and optimiser state."""
+        return int(self.accelerator.num_processes) if self.accelerator.is_fsdp2 else 1
 
     @property
     def head_config(self) -> DraftConfig:
@@ -225,9 +230,7 @@ class HeadTrainer:
         stored = self._store.get(key)
         if stored is not None:
             return stored
-        inputs = row.encode(self.target, long_side=self.recipe.image_long_side)
-        answer = row.answer_ids[: max(2, self.recipe.data.max_length - len(inputs.token_ids))]
-        sample = run_target(self.target, inputs, answer, self.config.target_layer_ids, soft=self.objective.soft)
+        sample = self._layout.sample(self.target, row)
         self._store.put(key, sample)
         return sample
 
@@ -237,14 +240,18 @@ class HeadTrainer:
             return MemoryStore()
         if not data.cache_features:
             return NoStore()
-        settings = {
-            **encoding(self.target, self.recipe.image_long_side),
-            "dtype": str(self.target.dtype),
-            "target_layer_ids": self.config.target_layer_ids,
-            "max_length": data.max_length,
-            "soft": self.objective.soft,
-        }
-        return DiskStore(self.out / "features" / f"process-{self.accelerator.process_index}", settings)
+        own = DiskStore(
+            self.out / "features" / f"process-{self.accelerator.process_index}", self._layout.settings(self.target)
+        )
+        folders = [Path(folder) for folder in (*data.train_folders, data.heldout) if folder]
+        return with_collected(own, folders, self.target, self._layout)
+
+    @property
+    def _layout(self) -> Layout:
+        data = self.recipe.data
+        return Layout(
+            self.config.target_layer_ids, self.recipe.image_long_side, data.max_length, soft=self.objective.soft
+        )
 
     def _report(self, step: int, loss: float, result: StepResult | None, rate: float, evaluated: bool) -> Progress:
         accuracy = tau = None
