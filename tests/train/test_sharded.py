@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -125,6 +126,7 @@ def test_shards_are_gathered_and_spread_again(
     reports = first.run()
     assert [next(reports).step for _ in range(3)] == [1, 2, 3]  # step 2 is saved; the run dies in step 4
     reports.close()
+    shutil.copytree(tmp_path / "shards", tmp_path / "moved")
     last = list(HeadTrainer(recipe, target, tmp_path / "shards").run(resume=True))[-1]
     torch.distributed.destroy_process_group()
     AcceleratorState._reset_state(reset_partial_state=True)
@@ -136,6 +138,12 @@ def test_shards_are_gathered_and_spread_again(
     assert last.heldout == whole[-1].heldout
     assert last.tau == whole[-1].tau
     same_files(tmp_path / "whole", tmp_path / "shards", kind)
+    moved = list(HeadTrainer(recipe, target, tmp_path / "moved").run(resume=True))  # what is stored is whole
+    assert [(p.step, p.loss) for p in moved] == [(p.step, pytest.approx(p.loss, rel=1e-5)) for p in whole[2:]]
+    counts = tmp_path / "moved" / "rows.json"
+    counts.write_text(counts.read_text().replace('"processes": 1', '"processes": 2'))
+    with pytest.raises(InputError, match="begun in 2 processes; go on with as many"):
+        list(HeadTrainer(recipe, target, tmp_path / "moved").run(resume=True))
 
 
 @pytest.mark.slow

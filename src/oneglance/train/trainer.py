@@ -160,6 +160,7 @@ class HeadTrainer:
         steps = self.checkpoints.steps()
         if self.accelerator.is_main_process:
             rows = {"train": len(self.train_rows), "heldout": len(self.heldout_rows)}
+            rows["processes"] = self.accelerator.num_processes
             start = steps[-1] if steps and resume else 0
             open_run(self.out, self.recipe, rows=rows, start=start, resume=resume)
         self.accelerator.wait_for_everyone()
@@ -257,7 +258,7 @@ class HeadTrainer:
         accuracy = tau = None
         head = self.whole_head() if evaluated else None
         if head is not None and self.accelerator.is_main_process:
-            if head is self._plain:
+            if self._plain is not None:
                 head = copy.deepcopy(head).to(self.target.device)
             accuracy = heldout_accuracy(self.kind, head, self.target, (self._sample(r) for r in self.heldout_rows))
             tau = heldout_tau(self.kind, head, self.target, self.heldout_rows, self.recipe)
