@@ -28,6 +28,7 @@ UNUSABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.ENOTDIR,
     errno.ENAMETOOLONG,
     errno.ELOOP,
 }
+FULL = {errno.ENOSPC, errno.EDQUOT}
 # of typer's own copy of click, or of click itself where typer has none
 CLICK_ERROR: Any = next(own for own in typer.BadParameter.__mro__ if own.__name__ == "ClickException")
 QUIET = {
@@ -220,6 +221,9 @@ class Guarded(TyperCommand):
             _drop_output()
             raise typer.Exit(BROKEN_PIPE) from closed
         except OSError as error:
+            if error.filename is None and error.errno in FULL:
+                say("error", "the disk is full; free some space and run this again: what was written whole is kept")
+                raise typer.Exit(USAGE) from error
             if error.filename is None or error.errno not in UNUSABLE:
                 raise
             say("error", f"cannot use {os.fspath(error.filename)} ({error.strerror}); choose another place")

@@ -1,5 +1,6 @@
 """``oneglance collect``: options, dry run, JSON."""
 
+import errno
 import json
 from pathlib import Path
 
@@ -19,6 +20,15 @@ from .conftest import Run
         (["--tasks", "docvqa", "--limit", "1", "--max-new-tokens", "1"], "at least two answer tokens"),
         (["--tasks", "docvqa", "--limit", "1", "--on-bad-sample", "cry"], "takes skip or error"),
         (["--tasks", "docvqa", "--limit", "1", "--url", "localhost"], "takes http://host:port"),
+        (
+            ["--tasks", "docvqa", "--limit", "1", "--url", "http://x", "--head", "builtin:reader"],
+            "--head works in this",
+        ),
+        (["--tasks", "docvqa", "--limit", "1", "--url", "http://x", "--cache-features"], "--cache-features works in"),
+        (["--tasks", "docvqa", "--limit", "1", "--url", "http://x", "--device", "cpu"], "--device works in"),
+        (["--tasks", "docvqa", "--limit", "1", "--concurrency", "2"], "--concurrency is for servers"),
+        (["--tasks", "docvqa", "--limit", "1", "--layers", "1,2"], "add --cache-features"),
+        (["--tasks", "docvqa", "--limit", "1", "--cache-features", "--layers", "1,9"], "different ones of 0 to 7"),
         (["--tasks", "docvqa", "--limit", "1", "--no-resume"], "is not empty"),
         (["--prompts", "missing.jsonl"], "cannot read prompts missing.jsonl"),
     ],
@@ -42,3 +52,25 @@ def test_a_dry_run_writes_nothing_and_a_run_writes_traces(run: Run, tmp_path: Pa
     again = run(*words)
     assert "2 traces" in again.out
     assert "0 prompts" in again.err
+
+
+def test_a_full_disk_is_one_line(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")  # a write names no file
+
+    monkeypatch.setattr("oneglance.train.collect.append_traces", full)
+    words = ["--tasks", "scienceqa", "--limit", 1, "--max-new-tokens", 4, "--threads", 1, "--json"]
+    assert "the disk is full" in run("collect", "--out", tmp_path / "traces", *words).error
+
+
+def test_features_go_beside_the_traces_and_are_found_again(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "traces"
+    words = ["collect", "--out", out, "--tasks", "scienceqa", "--limit", 2, "--max-new-tokens", 8, "--threads", 1]
+    words += ["--cache-features", "--layers", "1,3"]
+    first = run(*words)
+    assert "features of 2 traces, layers 1, 3: about 0.00 GB" in first.err
+    again = run(*words, "--json").json
+    shards = list((out / "features").glob("*.safetensors"))
+    assert again["features_of"] == 2
+    assert again["feature_bytes"] == sum(path.stat().st_size for path in shards) > 0
+    assert len(shards) == 1

@@ -1,6 +1,7 @@
 """Features kept between epochs: the same training, a later run finds them, a full disk costs speed only."""
 
 import errno
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from oneglance.decoder import Decoder
 from oneglance.drafters.plain import NoDrafter
 from oneglance.targets.base import Target
 from oneglance.testing import tiny_target
-from oneglance.train import features, trainer
+from oneglance.train import caching, features
+from oneglance.train.caching import Layout, cache_features, feature_bytes, with_collected
 from oneglance.train.collect import Collection, LocalAnswerer
 from oneglance.train.features import DiskStore, check_disk, key_of
 from oneglance.train.prompts import Prompt
@@ -65,13 +67,70 @@ def test_kept_features_change_nothing_and_the_target_runs_once_a_sample(
         calls.append(1)
         return original(*args, **kwargs)
 
-    original = trainer.run_target
-    monkeypatch.setattr(trainer, "run_target", counted)
+    original = caching.run_target
+    monkeypatch.setattr(caching, "run_target", counted)
     for cache in (True, "disk"):
         calls.clear()
         assert run(plan, target, tmp_path / str(cache), cache) == plain
         assert len(calls) == 6
     assert list((tmp_path / "disk" / "features" / "process-0").glob("*.safetensors"))
+
+
+def test_training_reads_the_features_that_lie_beside_the_traces(
+    plan: dict[str, Any], target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("train", "heldout"):
+        shutil.copytree(plan["data"][name], tmp_path / name)
+    data = {name: str(tmp_path / name) for name in ("train", "heldout")}
+    plain = run({**plan, "data": data}, target, tmp_path / "plain", False)
+    layout = Layout((1, 2), 768, HeadRecipe(**{**plan, "data": data}).data.max_length)
+    for name, count in (("train", 4), ("heldout", 2)):
+        rows = read_traces(tmp_path / name).rows
+        assert list(cache_features(tmp_path / name, target, layout)) == list(range(1, count + 1))
+        shards = list((tmp_path / name / "features").glob("*.safetensors"))
+        width = 2 * target.hidden_size * 4
+        lengths = [len(row.encode(target).token_ids) + len(row.answer_ids) for row in rows]
+        assert sum(path.stat().st_size for path in shards) >= sum(lengths) * width
+        assert feature_bytes(rows, target, layout) == pytest.approx(sum(lengths) * width, rel=0.1)
+    before = {path: path.read_bytes() for name in data for path in (tmp_path / name / "features").iterdir()}
+    monkeypatch.setattr(caching, "run_target", None)  # whatever is not found cannot be made
+    assert list(cache_features(tmp_path / "train", target, layout)) == [1, 2, 3, 4]
+    assert run({**plan, "data": data}, target, tmp_path / "found", "disk") == plain
+    assert {path: path.read_bytes() for path in before} == before
+    assert not list(tmp_path.glob("found/features/*/*.safetensors"))
+
+
+def test_features_of_other_settings_are_made_anew(plan: dict[str, Any], target: Target, tmp_path: Path) -> None:
+    traces = tmp_path / "traces"
+    shutil.copytree(plan["data"]["train"], traces)
+    list(cache_features(traces, target, Layout((1, 3), None, 3072)))
+    own = DiskStore(tmp_path / "own", {})
+    with pytest.warns(OneglanceWarning, match="features of another target_layer_ids than this run's"):
+        assert with_collected(own, [traces], target, Layout((1, 2), None, 3072)) is own
+    with pytest.raises(InputError, match=r"made with other settings \(max_length\)"):
+        list(cache_features(traces, target, Layout((1, 3), None, 40)))
+
+
+def test_a_disk_that_fills_up_keeps_what_was_written(
+    plan: dict[str, Any], target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traces, layout = tmp_path / "traces", Layout((1, 2), None, 3072)
+    shutil.copytree(plan["data"]["train"], traces)
+    monkeypatch.setattr(features, "SHARD_BYTES", 1)
+    original, written = features.save_file, []
+
+    def nearly_full(tensors: Any, path: Path) -> None:
+        written.append(path)
+        if len(written) > 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        original(tensors, path)
+
+    monkeypatch.setattr(features, "save_file", nearly_full)
+    with pytest.warns(OneglanceWarning, match="is full"):
+        list(cache_features(traces, target, layout))
+    found = with_collected(DiskStore(tmp_path / "own", {}), [traces], target, layout)
+    kept = [found.get(key_of(row)) is not None for row in read_traces(traces).rows]
+    assert kept == [True, True, False, False]
 
 
 def test_a_later_store_finds_what_was_written(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Training a head: the same forward as decoding, exact resume, a frozen target."""
 
 import hashlib
+import shutil
 from pathlib import Path
 
 import pytest
@@ -165,6 +166,21 @@ def test_a_saved_head_loads_and_fits(target: Target, traces: Path, tmp_path: Pat
     assert checkpoint.config == trainer.head.config
 
 
+def test_a_checkpoint_that_has_no_room_leaves_the_older_ones(
+    target: Target, traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports = HeadTrainer(recipe(traces), target, tmp_path / "run").run()
+    next(reports), next(reports), next(reports)  # step 2 is saved
+    full = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr("oneglance.train.checkpoints.shutil.disk_usage", lambda _: full)
+    with pytest.raises(InputError, match=r"and 0\.00 GB are free .* go on with --resume"):
+        list(reports)
+    monkeypatch.undo()
+    again = HeadTrainer(recipe(traces), target, tmp_path / "run")
+    assert again.checkpoints.steps() == [2]
+    assert [p.step for p in again.run(resume=True)] == [3, 4, 5, 6, 7, 8]
+
+
 def test_short_answers_do_not_pay_for_anchors_that_they_cannot_have() -> None:
     def blocks(num_anchors: int, *lengths: int) -> torch.Size:
         rows = [(list(range(3 + length)), 3) for length in lengths]
@@ -196,6 +212,8 @@ def test_recipes_reject_unknown_keys_and_apply_overrides(tmp_path: Path) -> None
         ("lr", "not of the form"),
         ("objective.name=magic", "unknown objective"),
         ("optimiser.lr=-1", "optimiser.lr"),
+        ("data.train=[]", "data.train: .*name a folder of traces, or several"),
+        ("data.train=''", "data.train: .*name a folder of traces, or several"),
     ):
         with pytest.raises(InputError, match=message):
             load_recipe(path, [override])

@@ -125,6 +125,11 @@ def test_memory_is_estimated_part_by_part(tmp_path: Path) -> None:
     held = sum(p.numel() * 8 for p in trainer.head.parameters()) + sum(t.numel() * 4 for t in states)
     assert memory.parts["head and optimiser"] == held
     assert memory.advice() is None
+    quarter = training_memory(
+        plan, target, trainer.config, read_traces(folder).rows, parameters=trainer.num_parameters, shards=4
+    )
+    assert quarter.parts["head and optimiser"] == held // 4
+    assert quarter.parts["gathered shards"] == trainer.num_parameters * 12
     small = type(memory)(memory.parts, memory.needed - 1, memory.target)
     assert "lower data.num_anchors" in (small.advice() or "")
     assert "alone do not fit" in (type(memory)(memory.parts, 1, memory.target).advice() or "")

@@ -13,11 +13,14 @@ from oneglance.commands.audit import choose_tasks
 from oneglance.core import InputError
 
 if TYPE_CHECKING:
+    from oneglance.targets.base import Target
+    from oneglance.train.caching import Layout
     from oneglance.train.collect import Answerer, Collection
     from oneglance.train.collect import Progress as Collected
     from oneglance.train.prompts import Prompt
 
-SERVERS = "Servers"
+SERVERS, FEATURES = "Servers", "Features"
+DEFAULT_CONCURRENCY = 8
 Out = Annotated[
     Path, typer.Option(metavar="FOLDER", help="Where the traces go; a folder that has some is gone on with.")
 ]
@@ -51,6 +54,18 @@ Url = Annotated[
 Model = Annotated[
     str | None, typer.Option("--served-model", metavar="NAME", rich_help_panel=SERVERS, help="Default: its first one.")
 ]
+CacheFeatures = Annotated[
+    bool,
+    typer.Option(
+        "--cache-features",
+        rich_help_panel=FEATURES,
+        help="Also run the target over the traces and keep its states beside them, for data.cache_features=disk.",
+    ),
+]
+Layers = Annotated[
+    str | None,
+    typer.Option(metavar="N,N,…", rich_help_panel=FEATURES, help="Kept layers; default the five of DFlash's rule."),
+]
 Concurrency = Annotated[
     int, typer.Option(metavar="N", min=1, rich_help_panel=SERVERS, help="Requests in flight, per server.")
 ]
@@ -78,10 +93,12 @@ def collect(
     on_bad_sample: OnBadSample = "skip",
     dry_run: DryRun = False,
     resume: Resume = True,
+    cache_features: CacheFeatures = False,
+    layers: Layers = None,
     head: options.Head = None,
     url: Url = None,
     served_model: Model = None,
-    concurrency: Concurrency = 8,
+    concurrency: Concurrency = DEFAULT_CONCURRENCY,
     check_prompts: CheckPrompts = True,
     dtype: options.Dtype = "auto",
     device: options.Device = None,
@@ -93,8 +110,17 @@ def collect(
 
     Answers come from this process, or with --url from servers. With --head they come faster and are the same. A killed
     run goes on where it stopped. Images are stored by name, not copied; bad samples are counted in skipped.jsonl.
+    --cache-features spares training over several epochs the target's passes, and costs disk: the size is said first.
     """
     from oneglance.train.collect import Collection
+
+    servers = {"--served-model": served_model, "--no-check-prompts": not check_prompts}
+    servers["--concurrency"] = concurrency != DEFAULT_CONCURRENCY
+    here = {"--head": head, "--cache-features": cache_features, "--dtype": dtype != "auto", "--device": device}
+    here["--device-map"] = device_map
+    _refuse(here, where=bool(url), fix="{} works in this process, and with --url servers answer: leave one of them out")
+    _refuse(servers, where=not url, fix="{} is for servers; name them by --url")
+    _refuse({"--layers": layers}, where=not cache_features, fix="{} is of the features; add --cache-features")
 
     asked, source = choose_prompts(prompts, tasks, split=split, limit=limit, start=start)
     if max_new_tokens < 2:
@@ -118,14 +144,18 @@ def collect(
         on_bad_sample="error" if on_bad_sample == "error" else "skip",
         disjoint_from=tuple(disjoint_from or ()),
     )
-    estimate = collection.estimate(None if url else answerer)
+    layout = _layout(answerer.target, layers, long_side or None)
+    estimate = collection.estimate(None if url else answerer, num_kept=len(layout.layer_ids))
     if dry_run:
         _report(json, {"estimate": _as_dict(estimate)}, estimate.line())
         return
     if not json:
         print(estimate.line(), file=sys.stderr)
+    if cache_features:
+        _check_room(out, estimate.feature_bytes)
     last = follow(collection, answerer, show=not json)
-    _report(json, {"out": str(out), **_as_dict(last)}, summary(out, last))
+    kept = keep_features(out, answerer.target, layout, show=not json) if cache_features else {}
+    _report(json, {"out": str(out), **_as_dict(last), **kept}, summary(out, last))
 
 
 def choose_prompts(
@@ -164,6 +194,27 @@ def follow(collection: Collection, answerer: Answerer, *, show: bool) -> Collect
     return progress
 
 
+def keep_features(out: Path, target: Target, layout: Layout, *, show: bool) -> dict[str, Any]:
+    """Write the features of all traces of a folder, the size named first; for JSON."""
+    from oneglance.train.caching import FEATURES, cache_features, feature_bytes
+    from oneglance.train.traces import read_traces
+
+    rows = read_traces(out).rows
+    size, folder, done = feature_bytes(rows, target, layout), out / FEATURES, 0
+    if show:
+        layers = ", ".join(map(str, layout.layer_ids))
+        print(
+            f"features of {len(rows)} traces, layers {layers}: about {size / 1e9:.2f} GB in {folder}", file=sys.stderr
+        )
+    _check_room(out, size)
+    with terminal.bar(show=show) as bar:
+        task = bar.add_task("features", total=len(rows))
+        for done in cache_features(out, target, layout):
+            bar.update(task, completed=done)
+    written = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    return {"features": str(folder), "feature_bytes": written, "features_of": done}
+
+
 def summary(out: Path, last: Collected) -> str:
     """The last line."""
     num_skipped = sum(last.skipped.values())
@@ -193,6 +244,32 @@ def _from_servers(
         concurrency=concurrency,
         check_prompts=check_prompts,
     )
+
+
+def _layout(target: Target, layers: str | None, long_side: int | None) -> Layout:
+    from oneglance.commands.matched import numbers
+    from oneglance.train.caching import Layout
+    from oneglance.train.initial import default_layers
+    from oneglance.train.recipe import Data, HeadShape
+
+    chosen = tuple(numbers("--layers", layers)) if layers else default_layers(target, HeadShape().num_kept)
+    if max(chosen) >= target.num_layers or len(set(chosen)) < len(chosen):
+        raise InputError(f"--layers takes different ones of 0 to {target.num_layers - 1}, got {layers}")
+    return Layout(chosen, long_side, Data.model_fields["max_length"].default)
+
+
+def _check_room(out: Path, size: int) -> None:
+    from oneglance.train.caching import FEATURES
+    from oneglance.train.features import check_disk
+
+    existing = sum(path.stat().st_size for path in (out / FEATURES).glob("*.safetensors"))
+    check_disk(out / FEATURES, size - existing, fix="leave out --cache-features: training recomputes them")
+
+
+def _refuse(given: dict[str, Any], *, where: bool, fix: str) -> None:
+    named = [name for name, value in given.items() if value]
+    if where and named:
+        raise InputError(fix.format(" and ".join(named)))
 
 
 def _as_dict(value: Any) -> dict[str, Any]:

@@ -39,8 +39,9 @@ def train(
     """Train a draft head on traces. Only the head learns; the target stays as it is.
 
     The final head goes to FOLDER/head, checkpoints and log.jsonl beside it. A killed run goes on with --resume, on the
-    curve that it would have had. On several GPUs: accelerate launch -m oneglance.train RECIPE. In several CPU
-    processes: torchrun --nproc-per-node 2 -m oneglance.train RECIPE --device cpu.
+    curve that it would have had. On several GPUs: accelerate launch -m oneglance.train RECIPE, with a config of
+    recipes/accelerate (DDP or FSDP). In several CPU processes: torchrun --nproc-per-node 2 -m oneglance.train RECIPE
+    --device cpu.
     """
     from oneglance.train.recipe import load_recipe
 
@@ -71,13 +72,15 @@ def process_state(device: str | None) -> Any:
     """This process among the training processes, and its device.
 
     Raises:
-        InputError: accelerate is not installed.
+        InputError: accelerate is not installed, or its config asks for what training does not do.
     """
     try:
-        from accelerate import PartialState
+        import accelerate  # noqa: F401
     except ImportError as error:
         raise InputError("training needs accelerate; install it with: pip install 'oneglance[train]'") from error
-    return PartialState(cpu=device == "cpu")
+    from oneglance.train import processes
+
+    return processes.process_state(cpu=device == "cpu")
 
 
 def introduce(trainer: HeadTrainer, console: Console) -> int:
@@ -95,7 +98,12 @@ def introduce(trainer: HeadTrainer, console: Console) -> int:
     if trainer.recipe.init:
         console.print(f"warm start from {trainer.recipe.init}: " + _anew(trainer.reinitialised))
     memory = training_memory(
-        trainer.recipe, trainer.target, config, trainer.train_rows, parameters=trainer.num_parameters
+        trainer.recipe,
+        trainer.target,
+        config,
+        trainer.train_rows,
+        parameters=trainer.num_parameters,
+        shards=trainer.num_shards,
     )
     console.print(memory.line())
     if memory.disk:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from oneglance.core import InputError
 from oneglance.drafters.checkpoint import SCHEMA_VERSION
@@ -18,6 +18,7 @@ from oneglance.targets.base import FEATURE_POINT, Target
 from oneglance.train.evaluate import expected_accepted
 from oneglance.train.kinds import Kind, kind_of
 from oneglance.train.recipe import HeadRecipe
+from oneglance.train.sharded import load_optimiser, load_weights
 
 
 class Checkpoints:
@@ -39,7 +40,7 @@ class Checkpoints:
         step: int,
         kind: Kind,
         head: nn.Module,
-        optimiser: Any,
+        optimiser: dict[str, Any],
         card: dict[str, Any],
         *,
         top1: list[float] | None = None,
@@ -50,14 +51,18 @@ class Checkpoints:
             step: optimiser steps so far.
             kind: of the head.
             head: trained.
-            optimiser: its state goes along.
+            optimiser: its state.
             card: ``config.json``.
             top1: held-out accuracies of this step, where it was evaluated.
+
+        Raises:
+            InputError: there is no room; nothing is written then.
         """
+        self._check_room(head, optimiser)
         scratch = self.folder / f"{self.path(step).name}.partial"
         shutil.rmtree(scratch, ignore_errors=True)
         kind.save(head, scratch, card)
-        torch.save(optimiser.state_dict(), scratch / "optimiser.pt")
+        torch.save(optimiser, scratch / "optimiser.pt")
         (scratch / "state.json").write_text(json.dumps({"step": step, "heldout_top1": top1}))
         if self.path(step).exists():
             self._drop(step)
@@ -77,6 +82,18 @@ class Checkpoints:
         scores = {step: expected_accepted(top1) for step, top1 in self.accuracies().items()}
         return max(scores, key=lambda step: (scores[step], -step)) if scores else None
 
+    def _check_room(self, head: nn.Module, optimiser: dict[str, Any]) -> None:
+        states = [value for parts in optimiser["state"].values() for value in parts.values()]
+        tensors = [*head.state_dict().values(), *(value for value in states if isinstance(value, Tensor))]
+        needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(self.folder).free
+        if needed > free:
+            raise InputError(
+                f"a checkpoint takes {needed / 1e9:.2f} GB and {free / 1e9:.2f} GB are free at {self.folder}; make "
+                "room (older checkpoints can go) and go on with --resume"
+            )
+
     def _drop(self, step: int) -> None:
         """Rename first: a half-deleted checkpoint must not look complete."""
         doomed = self.folder / f"{self.path(step).name}.partial-old"
@@ -93,8 +110,8 @@ class Checkpoints:
         stored = kind.load(str(path))
         if stored.config != head.config:
             raise InputError(f"{path} holds a head of another geometry than the recipe's; use another output folder")
-        head.load_state_dict(stored.tensors)
-        optimiser.load_state_dict(torch.load(path / "optimiser.pt", weights_only=True))
+        load_weights(head, stored.tensors)
+        load_optimiser(optimiser, torch.load(path / "optimiser.pt", weights_only=True, mmap=True))
         return steps[-1]
 
 

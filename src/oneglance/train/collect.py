@@ -141,8 +141,8 @@ class Estimate:
         time_text = "" if self.seconds is None else f", about {self.seconds / 60:.1f} min"
         return (
             f"{self.prompts} prompts of about {self.prompt_tokens:.0f} tokens, answers of about "
-            f"{self.answer_tokens:.0f}: traces {self.trace_bytes / 1e6:.1f} MB, features (recomputed in training) "
-            f"{self.feature_bytes / 1e9:.2f} GB{time_text}"
+            f"{self.answer_tokens:.0f}: traces {self.trace_bytes / 1e6:.1f} MB, features "
+            f"{self.feature_bytes / 1e9:.2f} GB where they are kept{time_text}"
         )
 
 

@@ -10,6 +10,7 @@ import hashlib
 import json
 import shutil
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from oneglance.core import InputError, OneglanceWarning
-from oneglance.files import append_lines, read_lines, read_object
+from oneglance.files import append_lines, parse_json, read_lines, read_object, write_atomically
 from oneglance.train.step import Sample
 from oneglance.train.traces import Trace
 
@@ -77,23 +78,26 @@ class DiskStore:
     Args:
         folder: of one process.
         settings: whatever decides a feature.
-        shard_bytes: samples are gathered to files of about this size.
+        shard_bytes: samples are gathered to files of about this size; None is ``SHARD_BYTES``.
 
     Raises:
         InputError: the folder holds features of other settings.
     """
 
-    def __init__(self, folder: Path, settings: dict[str, Any], *, shard_bytes: int = SHARD_BYTES) -> None:
-        self.folder, self.shard_bytes, self.is_full = folder, shard_bytes, False
-        own = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
+    def __init__(self, folder: Path, settings: dict[str, Any], *, shard_bytes: int | None = None) -> None:
+        self.folder, self.shard_bytes, self.is_full = folder, shard_bytes or SHARD_BYTES, False
         folder.mkdir(parents=True, exist_ok=True)
-        stored = read_object(folder / SETTINGS, "delete the folder") if (folder / SETTINGS).is_file() else {}
-        if stored and stored.get("sha256") != own:
-            raise InputError(f"{folder} holds features made with other settings; delete it")
-        (folder / SETTINGS).write_text(json.dumps({"sha256": own, **settings}, default=str))
+        differing = difference(folder, settings)
+        if differing:
+            raise InputError(f"{folder} holds features made with other settings ({differing}); delete it")
+        if not (folder / SETTINGS).is_file():
+            write_atomically(folder / SETTINGS, json.dumps({"sha256": _sha256(settings), **settings}, default=str))
         self._index: dict[str, dict[str, Any]] = {row["id"]: row for row in read_lines(folder / INDEX)}
         self._waiting: dict[str, Sample] = {}
         self._waiting_bytes = 0
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._waiting or key in self._index
 
     def get(self, key: str) -> Sample | None:
         if key in self._waiting:
@@ -152,7 +156,34 @@ class DiskStore:
         )
 
 
-def check_disk(folder: Path, needed: int) -> None:
+class FoundStore:
+    """What stores of others hold, which are only read; what they lack goes to a store of one's own."""
+
+    def __init__(self, found: Sequence[Store], own: Store) -> None:
+        self.found, self.own = found, own
+
+    def get(self, key: str) -> Sample | None:
+        return next((sample for store in (*self.found, self.own) if (sample := store.get(key)) is not None), None)
+
+    def put(self, key: str, sample: Sample) -> None:
+        self.own.put(key, sample)
+
+    def flush(self) -> None:
+        self.own.flush()
+
+
+def difference(folder: Path, settings: dict[str, Any]) -> str | None:
+    """The first setting in which a folder of features differs from these; None where it holds none or the same."""
+    if not (folder / SETTINGS).is_file():
+        return None
+    stored = read_object(folder / SETTINGS, "delete the folder")
+    if stored.get("sha256") == _sha256(settings):
+        return None
+    own = parse_json(json.dumps(settings, default=str))
+    return next((key for key in own if stored.get(key) != own[key]), "sha256")
+
+
+def check_disk(folder: Path, needed: int, *, fix: str = "set data.cache_features=false, which recomputes them") -> None:
     """Name the size before anything is written.
 
     Raises:
@@ -162,9 +193,12 @@ def check_disk(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(existing).free
     if needed > free:
         raise InputError(
-            f"features need about {needed / 1e9:.1f} GB at {folder} and {free / 1e9:.1f} GB are free; set "
-            "data.cache_features=false, which recomputes them"
+            f"features need about {needed / 1e9:.1f} GB at {folder} and {free / 1e9:.1f} GB are free; {fix}"
         )
+
+
+def _sha256(settings: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _tensors(key: str, sample: Sample) -> dict[str, Tensor]:

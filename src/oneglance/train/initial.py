@@ -112,6 +112,10 @@ def _layers(recipe: HeadRecipe, target: Target, start: HeadConfig | None) -> tup
         return recipe.head.target_layer_ids
     if start is not None and start.num_target_layers == target.num_layers:
         return start.target_layer_ids
+    return default_layers(target, recipe.head.num_kept)
+
+
+def default_layers(target: Target, count: int) -> tuple[int, ...]:
+    """Kept layers where a recipe names none: DFlash's rule over the layers that attend to themselves."""
     allowed = target.self_attention_layers
-    chosen = kept_layers(len(allowed), recipe.head.num_kept)
-    return tuple(dict.fromkeys(allowed[i] for i in chosen))  # a shallow target has fewer
+    return tuple(dict.fromkeys(allowed[i] for i in kept_layers(len(allowed), count)))  # a shallow target has fewer

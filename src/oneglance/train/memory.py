@@ -53,7 +53,10 @@ class Memory:
             return None
         fixed = self.parts["head and optimiser"] + self.parts.get("cached features", 0)
         if fixed > self.available:
-            return "the head and its optimiser state alone do not fit; train a smaller head or use a larger device"
+            return (
+                "the head and its optimiser state alone do not fit; train a smaller head, use a larger device, or "
+                "share them out among several (FSDP: recipes/accelerate/fsdp.yaml)"
+            )
         return (
             "this will probably run out of memory: lower data.num_anchors or optimiser.batch_size "
             "(and raise optimiser.accumulate)"
@@ -61,7 +64,7 @@ class Memory:
 
 
 def training_memory(
-    recipe: HeadRecipe, target: Target, config: Any, rows: Sequence[Trace], *, parameters: int
+    recipe: HeadRecipe, target: Target, config: Any, rows: Sequence[Trace], *, parameters: int, shards: int = 1
 ) -> Memory:
     """Estimate the peak of a run.
 
@@ -71,6 +74,7 @@ def training_memory(
         config: the head's geometry; heads without attention have no part in what attention takes.
         rows: training traces; the longest ones decide.
         parameters: of the head.
+        shards: processes that share its weights, gradients and optimiser state (FSDP).
     """
     length, anchors = _longest(recipe, target, rows)
     batch, slots = recipe.optimiser.batch_size, recipe.optimiser.batch_size * anchors * config.block_size
@@ -85,8 +89,11 @@ def training_memory(
     context += depth * batch * length * 2 * keys * 2 * width
     pairs = slots * (length + anchors * config.block_size)
     logits = min(CHUNK, batch * anchors) * config.num_offsets * config.vocab_size * 4 * 3
+    is_sharded = shards > 1
     parts = {
-        "head and optimiser": parameters * (ADAM_BYTES + (2 if half else 0)),
+        "head and optimiser": parameters * (ADAM_BYTES + (2 if half and not is_sharded else 0)) // shards,
+        # weights and gradients as the passes see them, and the sums to share out: at most, since not all at once
+        **({"gathered shards": parameters * (2 * width + 4)} if is_sharded else {}),
         "context": context,
         "blocks": depth * slots * per_slot * width,
         "masks": pairs * (1 + width) if layers else 0,

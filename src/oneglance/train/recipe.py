@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from oneglance.core import BLOCK_SIZE, InputError
 from oneglance.files import parse_yaml
@@ -50,7 +50,8 @@ class Data(Section):
 
     Attributes:
         train: a folder of traces, or several that are mixed.
-        cache_features: keep features between epochs: in memory (true), on disk in the run's folder (disk), or not.
+        cache_features: keep features between epochs: in memory (true), on disk (disk: beside the traces where
+            ``collect --cache-features`` left them, else in the run's folder), or not.
     """
 
     train: str | Annotated[tuple[str, ...], Field(min_length=1)]
@@ -58,6 +59,13 @@ class Data(Section):
     max_length: int = Field(default=3072, gt=1)
     num_anchors: int = Field(default=512, gt=0)
     cache_features: bool | Literal["disk"] = False
+
+    @field_validator("train", mode="before")
+    @classmethod
+    def _names_a_folder(cls, value: Any) -> Any:
+        if value in ("", [], ()):
+            raise ValueError("name a folder of traces, or several")
+        return value
 
     @property
     def train_folders(self) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ def open_run(out: Path, recipe: HeadRecipe, *, rows: dict[str, int], start: int,
     Args:
         out: the folder.
         recipe: of this run.
-        rows: usable samples by set: with others, the order of the data would be another.
+        rows: usable samples by set, and processes: with others, the order of the data would be another.
         start: steps done.
         resume: go on with what is there.
 
@@ -39,11 +39,15 @@ def open_run(out: Path, recipe: HeadRecipe, *, rows: dict[str, int], start: int,
             raise InputError(
                 f"{out} holds a run with another {differing[0]}; resume it as it was, or choose another --out"
             )
-    counts = json.dumps(rows)
-    if path.is_file() and (out / ROWS).is_file() and (out / ROWS).read_text() != counts and start:
+    stored = read_object(out / ROWS, "choose another --out") if start and (out / ROWS).is_file() else {}
+    if stored.get("processes", rows.get("processes")) != rows.get("processes"):
+        raise InputError(
+            f"{out} was begun in {stored['processes']} processes; go on with as many, or choose another --out"
+        )
+    if any(stored.get(name, count) != count for name, count in rows.items()):
         raise InputError(f"the traces of {out} have changed since it began; choose another --out")
     out.mkdir(parents=True, exist_ok=True)
-    write_atomically(out / ROWS, counts)
+    write_atomically(out / ROWS, json.dumps(rows))
     write_atomically(path, json.dumps(own, indent=2) + "\n")
     kept = [row for row in read_lines(out / LOG) if row.get("step", start) <= start]
     write_atomically(out / LOG, "".join(json.dumps(row) + "\n" for row in kept))

@@ -7,6 +7,7 @@ divided by the global sum of weights: two processes equal one with twice the acc
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -16,20 +17,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 
-from oneglance.core import InputError
 from oneglance.drafters.head import DraftConfig
 from oneglance.targets.base import Target
 from oneglance.train.blocks import build_blocks, generator
+from oneglance.train.caching import Layout, with_collected
 from oneglance.train.checkpoints import Checkpoints, head_card
-from oneglance.train.collect import encoding
 from oneglance.train.evaluate import Accuracy, heldout_accuracy, heldout_tau, serving
 from oneglance.train.features import DiskStore, MemoryStore, NoStore, Store, key_of
 from oneglance.train.kinds import kind_of
+from oneglance.train.processes import open_accelerator, prepare
 from oneglance.train.recipe import HeadRecipe
 from oneglance.train.runlog import log, open_run
-from oneglance.train.step import Sample, StepResult, run_target
+from oneglance.train.sharded import gather
+from oneglance.train.step import Sample, StepResult
 from oneglance.train.traces import Trace, check_disjoint, read_mixed, read_traces
 
 
@@ -76,7 +77,7 @@ class HeadTrainer:
         store: Store | None = None,
     ) -> None:
         self.recipe, self.target, self.out = recipe, target, out
-        self.accelerator = _accelerator(recipe, target, out, trackers)
+        self.accelerator = open_accelerator(recipe, target, out, trackers)
         self.train_rows = _usable(read_mixed(recipe.data.train_folders))
         self.heldout_rows = _usable(read_traces(recipe.data.heldout).rows) if recipe.data.heldout else []
         check_disjoint(self.train_rows, self.heldout_rows)
@@ -89,19 +90,38 @@ class HeadTrainer:
         adam = torch.optim.AdamW(
             packed.parameters(), lr=optimiser.lr, betas=optimiser.betas, weight_decay=optimiser.weight_decay
         )
-        self.packed, self.adam = self.accelerator.prepare(packed, adam)
+        is_first_shard = self.accelerator.is_fsdp2 and self.accelerator.is_main_process
+        self._plain = copy.deepcopy(head).cpu() if is_first_shard else None
+        self.packed, self.adam = prepare(self.accelerator, packed, adam)
         self.checkpoints = Checkpoints(out / "checkpoints", keep=recipe.schedule.keep)
         self._store = self._feature_store() if store is None else store
 
     @property
     def head(self) -> Any:
-        """The head in training; its class is the kind's."""
+        """The head in training; its class is the kind's. Under FSDP its tensors lie in shards."""
         return self.accelerator.unwrap_model(self.packed).head
+
+    def whole_head(self) -> Any:
+        """The head with whole tensors, to save or to judge; all processes must call this together.
+
+        Under FSDP it is a copy on the CPU, and None on all processes but the first.
+        """
+        if not self.accelerator.is_fsdp2:
+            return self.head
+        tensors = gather(self.head.state_dict(), keep=self.accelerator.is_main_process)
+        if self._plain is not None:
+            self._plain.load_state_dict(tensors)
+        return self._plain
 
     @property
     def num_parameters(self) -> int:
         """That are trained; embedding and lm_head of the target are not among them (Table 2)."""
         return sum(parameter.numel() for parameter in self.head.parameters())
+
+    @property
+    def num_shards(self) -> int:
+        """Processes that share weights, gradients and optimiser state."""
+        return int(self.accelerator.num_processes) if self.accelerator.is_fsdp2 else 1
 
     @property
     def head_config(self) -> DraftConfig:
@@ -149,6 +169,7 @@ class HeadTrainer:
         steps = self.checkpoints.steps()
         if self.accelerator.is_main_process:
             rows = {"train": len(self.train_rows), "heldout": len(self.heldout_rows)}
+            rows["processes"] = self.accelerator.num_processes
             start = steps[-1] if steps and resume else 0
             open_run(self.out, self.recipe, rows=rows, start=start, resume=resume)
         self.accelerator.wait_for_everyone()
@@ -156,8 +177,9 @@ class HeadTrainer:
 
     def _finish(self) -> None:
         self._store.flush()
+        head = self.whole_head()
         if self.accelerator.is_main_process:
-            write_head(self.head, self.recipe, self.target, self.out / "head", step=self.num_steps)
+            write_head(head, self.recipe, self.target, self.out / "head", step=self.num_steps)
         self.accelerator.wait_for_everyone()
         if self.accelerator.trackers:
             self.accelerator.end_training()
@@ -169,7 +191,8 @@ class HeadTrainer:
             index = (step * optimiser.accumulate + micro) * self.accelerator.num_processes
             rows = self._rows(index + self.accelerator.process_index)
             last = micro == optimiser.accumulate - 1
-            with nullcontext() if last else self.accelerator.no_sync(self.packed):
+            # shards add up each micro-batch at once: whole gradients are what FSDP is to save
+            with nullcontext() if last or self.accelerator.is_fsdp2 else self.accelerator.no_sync(self.packed):
                 result = self._forward(rows, step)
                 self.accelerator.backward(result.loss)
             total = result if total is None else _added(total, result)
@@ -218,9 +241,7 @@ class HeadTrainer:
         stored = self._store.get(key)
         if stored is not None:
             return stored
-        inputs = row.encode(self.target, long_side=self.recipe.image_long_side)
-        answer = row.answer_ids[: max(2, self.recipe.data.max_length - len(inputs.token_ids))]
-        sample = run_target(self.target, inputs, answer, self.config.target_layer_ids, soft=self.objective.soft)
+        sample = self._layout.sample(self.target, row)
         self._store.put(key, sample)
         return sample
 
@@ -230,20 +251,27 @@ class HeadTrainer:
             return MemoryStore()
         if not data.cache_features:
             return NoStore()
-        settings = {
-            **encoding(self.target, self.recipe.image_long_side),
-            "dtype": str(self.target.dtype),
-            "target_layer_ids": self.config.target_layer_ids,
-            "max_length": data.max_length,
-            "soft": self.objective.soft,
-        }
-        return DiskStore(self.out / "features" / f"process-{self.accelerator.process_index}", settings)
+        own = DiskStore(
+            self.out / "features" / f"process-{self.accelerator.process_index}", self._layout.settings(self.target)
+        )
+        folders = [Path(folder) for folder in (*data.train_folders, data.heldout) if folder]
+        return with_collected(own, folders, self.target, self._layout)
+
+    @property
+    def _layout(self) -> Layout:
+        data = self.recipe.data
+        return Layout(
+            self.config.target_layer_ids, self.recipe.image_long_side, data.max_length, soft=self.objective.soft
+        )
 
     def _report(self, step: int, loss: float, result: StepResult | None, rate: float, evaluated: bool) -> Progress:
         accuracy = tau = None
-        if evaluated and self.accelerator.is_main_process:
-            accuracy = heldout_accuracy(self.kind, self.head, self.target, (self.sample(r) for r in self.heldout_rows))
-            tau = heldout_tau(self.kind, self.head, self.target, self.heldout_rows, self.recipe)
+        head = self.whole_head() if evaluated else None
+        if head is not None and self.accelerator.is_main_process:
+            if self._plain is not None:
+                head = copy.deepcopy(head).to(self.target.device)
+            accuracy = heldout_accuracy(self.kind, head, self.target, (self.sample(r) for r in self.heldout_rows))
+            tau = heldout_tau(self.kind, head, self.target, self.heldout_rows, self.recipe)
         top1 = (result.hits / result.labelled.clamp(min=1)).tolist() if result else []
         progress = Progress(step, self.num_steps, loss, top1, rate, accuracy, tau)
         if self.accelerator.is_main_process:
@@ -253,10 +281,12 @@ class HeadTrainer:
         return progress
 
     def _save(self, step: int, progress: Progress | None) -> None:
-        if self.accelerator.is_main_process:
+        main = self.accelerator.is_main_process
+        head, state = self.whole_head(), gather(self.adam.state_dict(), keep=main)
+        if main:
             card = head_card(self.recipe, self.config, self.target, step=step)
             heldout = progress.heldout if progress else None
-            self.checkpoints.save(step, self.kind, self.head, self.adam, card, top1=heldout.top1 if heldout else None)
+            self.checkpoints.save(step, self.kind, head, state, card, top1=heldout.top1 if heldout else None)
         self.accelerator.wait_for_everyone()
 
 
@@ -286,32 +316,6 @@ def write_head(head: Any, recipe: HeadRecipe, target: Target, folder: Path, *, s
     dtype = getattr(torch, recipe.save_dtype)
     card = head_card(recipe, head.config, target, step=step, dtype=recipe.save_dtype)
     kind_of(recipe.kind).save(serving(head, dtype), folder, card)
-
-
-def _accelerator(recipe: HeadRecipe, target: Target, out: Path, trackers: Sequence[Any]) -> Accelerator:
-    """Accelerate on the target's device.
-
-    Raises:
-        InputError: a tracker is not installed, or weights would be sharded, which checkpoints here cannot gather.
-    """
-    from accelerate.tracking import get_available_trackers
-
-    available = [str(getattr(name, "value", name)) for name in get_available_trackers()]
-    for tracker in trackers:
-        if isinstance(tracker, str) and tracker not in available:
-            raise InputError(f"tracker {tracker!r} is not installed; here are {', '.join(available) or 'none'}")
-    accelerator = Accelerator(
-        mixed_precision=recipe.precision,
-        cpu=target.device.type == "cpu",
-        log_with=list(trackers) or None,
-        project_dir=str(out),
-    )
-    kind = accelerator.distributed_type.value
-    if kind in ("FSDP", "DEEPSPEED", "MEGATRON_LM"):
-        raise InputError(f"training runs as data parallelism (DDP), not as {kind}; set that in the accelerate config")
-    if trackers:
-        accelerator.init_trackers(recipe.name)
-    return accelerator
 
 
 def learning_rate(peak: float, step: int, num_steps: int, warmup_share: float, final_share: float) -> float:
