@@ -19,7 +19,7 @@ from oneglance.core import DEFAULT_BUDGET, EMPTY_TREE, Drafter, DraftError, Inpu
 from oneglance.drafters.block import DraftState
 from oneglance.drafters.checkpoint import Checkpoint, check_fit, fitted
 from oneglance.drafters.head import KeysValues
-from oneglance.drafters.settings import Settings, check_tree_options, read_settings
+from oneglance.drafters.settings import Settings, check_tree_options
 from oneglance.targets.base import Target
 from oneglance.targets.state import TargetState
 from oneglance.tree import best_first, chain
@@ -111,7 +111,7 @@ class Candidates:
 class EagleDrafter:
     """Searches with a head: the best ``top_k`` nodes of a level are extended, all nodes are ranked at the end.
 
-    A subclass says how features become rows (``read``), what a drafted row is (``step``) and where its logits come from.
+    A subclass says how features become rows (``read``), what a drafted row is (``step``) and where logits come from.
 
     Args:
         head: on the device of the target's last kept layer.
@@ -233,8 +233,8 @@ class EagleDrafter:
     @property
     def num_parameters(self) -> int:
         """Of the head without an embedding that it may bring (Table 2)."""
-        bundled = self.head.embed_tokens.weight.numel() if self.head.embed_tokens is not None else 0
-        return sum(p.numel() for p in self.head.parameters()) - bundled
+        bundled = [] if self.head.embed_tokens is None else [self.head.embed_tokens.weight]
+        return sum(int(p.numel()) for p in self.head.parameters()) - sum(int(p.numel()) for p in bundled)
 
     def start(self, state: TargetState) -> EagleState:
         """An empty draft cache; the prompt's features are ingested by the first ``draft``."""
