@@ -62,7 +62,8 @@ class Eagle2Drafter(EagleDrafter):
 def top_features(target: Target, features: Tensor) -> tuple[Tensor, Tensor]:
     """(…, 2H) kept features → (…, H) embeddings of the rows, (…, H) last hidden states after the final norm."""
     streams, last = features.chunk(2, dim=-1)
-    return streams, target.text_model.get_submodule("norm")(last)
+    norm = target.text_model.get_submodule("norm")
+    return streams, norm(last.to(next(norm.parameters()))).to(features)
 
 
 def with_images(embedded: Tensor, streams: Tensor, is_image: Tensor) -> Tensor:
