@@ -6,7 +6,7 @@ Checkpoints are laid out as ViSpec publishes them (EAGLE's keys, ``imadpt.…``,
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -125,4 +125,4 @@ def load_vispec(name: str) -> Checkpoint[VispecConfig, VispecHead]:
         raise HeadError(f"{name} holds no ViSpec head: imadpt.q is missing; an EAGLE-2 head is for drafter eagle2")
     config = VispecConfig.from_checkpoint({**raw, "num_queries": len(queries)}, tensors)
     check_tensors(VispecHead, config, tensors)
-    return Checkpoint[Any, Any](name, config, raw, tensors, VispecHead)
+    return Checkpoint(name, config, raw, tensors, VispecHead)

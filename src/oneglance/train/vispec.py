@@ -63,9 +63,7 @@ class PackedVispec(nn.Module):
             inputs.append(rows.new_zeros(len(is_image[index]), rows.shape[-1]).index_copy(0, places, rows))
             visible[index, places] = True
             images.append(image.to(rows.dtype))
-        unused = (
-            0 * self.head.imadpt(following[0, :1]).sum()
-        )  # of a batch of text: every parameter has a gradient
+        unused = 0 * self.head.imadpt(following[0, :1]).sum()  # of a batch of text: every parameter has a gradient
         return torch.stack(inputs) + unused, visible, torch.stack(images)
 
 
