@@ -54,7 +54,8 @@ class Eagle2Config(EagleConfig):
             "has_embedding": "embed_tokens.weight" in tensors,
             "target_layer_ids": (),  # it reads the top, whatever the target
         }
-        return checked(cls, flat)
+        config = checked(cls, flat)
+        return config.for_target(config.num_target_layers) if config.num_target_layers else config
 
     def for_target(self, num_layers: int) -> Self:
         """With the target's embedding and top layer."""
