@@ -264,13 +264,19 @@ def test_every_parameter_of_a_batch_of_text_has_a_gradient(target: Target) -> No
 
 def test_the_second_stage_begins_where_the_first_ended(target: Target, traces: Path, tmp_path: Path) -> None:
     """Before it learns anything the ViSpec head is the EAGLE-2 head on text; what is new is named."""
-    first = tiny_eagle2(target)
-    raw = {**eagle2_raw(target), "architectures": ["LlamaForCausalLMEagle"], "head_dim": 8}
+    first = tiny_eagle2(target, bias=False, rms_norm_eps=1e-5)
+    raw = {
+        **eagle2_raw(target, bias=False, rms_norm_eps=1e-5),
+        "architectures": ["LlamaForCausalLMEagle"],
+        "head_dim": 8,
+    }
     save_checkpoint(first, tmp_path / "first", raw)
     shape = {"intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
     plan = recipe(traces, "vispec", shape=shape, init=str(tmp_path / "first"))
     trainer = HeadTrainer(plan, target, tmp_path / "run")
     assert {key.split(".")[0] for key in trainer.reinitialised} == {"imadpt", "img_fc"}
+    config = trainer.head.config
+    assert (config.has_bias, config.rms_norm_eps, config.rope_theta) == (False, 1e-5, 1e4)
     embedded, hidden = torch.randn(2, 3, target.hidden_size)
     told = trainer.head.told(hidden, torch.randn(target.hidden_size))
     assert torch.equal(told, hidden)

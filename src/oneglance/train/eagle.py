@@ -18,6 +18,7 @@ from torch import Tensor
 from oneglance.drafters.head import KeysValues
 from oneglance.targets.base import Target
 from oneglance.train.blocks import Blocks
+from oneglance.train.initial import llama3_scaling
 from oneglance.train.recipe import HeadRecipe
 from oneglance.train.step import Sample, pad_rows
 
@@ -124,6 +125,7 @@ def layer_layout(config: Any) -> dict[str, Any]:
     return {
         "model_type": "llama",
         **{key: getattr(config, key) for key in keys.split()},
+        "rope_scaling": llama3_scaling(config),
         "hidden_act": "silu",
         "attention_bias": False,
         "tie_word_embeddings": False,

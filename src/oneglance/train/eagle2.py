@@ -27,6 +27,8 @@ from oneglance.train.recipe import HeadRecipe
 from oneglance.train.step import Sample, StepResult, accuracy, slot_losses, teacher_states
 from oneglance.train.traces import Trace
 
+INHERITED = ("rope_theta", "rope_llama3", "rms_norm_eps", "has_bias", "has_qkv_bias")
+
 
 class PackedEagle2(nn.Module):
     """The head's decoding forward over whole sequences."""
@@ -79,7 +81,12 @@ class Eagle2Kind(Kind):
 
     def new(self, recipe: HeadRecipe, target: Target) -> Eagle2Head:
         """A random head."""
-        return Eagle2Head(Eagle2Config(**layer_shape(recipe, target)).for_target(target.num_layers))
+        return Eagle2Head(Eagle2Config(**self.shape(recipe, target)).for_target(target.num_layers))
+
+    def shape(self, recipe: HeadRecipe, target: Target) -> dict[str, Any]:
+        """Geometry; a warm start brings whatever decides what its weights compute."""
+        start = self.start(recipe.init).config if recipe.init else None
+        return layer_shape(recipe, target) | ({} if start is None else {key: getattr(start, key) for key in INHERITED})
 
     def pack(self, head: Any) -> nn.Module:
         return PackedEagle2(head)
@@ -130,4 +137,4 @@ def image_rows(target: Target, samples: Sequence[Sample], following: Tensor) -> 
 def windows(output: Tensor, anchors: Tensor, size: int) -> Tensor:
     """(b, T, H) outputs → (b, A, size, H) those of the rows from the root's own pair on."""
     rows = (anchors[..., None] - 1 + torch.arange(size, device=anchors.device)).clamp(0, output.shape[1] - 1)
-    return at_rows(output, rows.flatten(1)).unflatten(1, rows.shape[1:])
+    return at_rows(output, rows.flatten(1)).view(*rows.shape, -1)

@@ -14,7 +14,7 @@ from oneglance.drafters.head import KeysValues
 from oneglance.drafters.vispec import VispecDrafter, sees_image_rows
 from oneglance.drafters.vispec_head import NUM_QUERIES, VispecConfig, VispecHead, load_vispec
 from oneglance.targets.base import Target
-from oneglance.train.eagle import layer_shape, rolled_out
+from oneglance.train.eagle import rolled_out
 from oneglance.train.eagle2 import Eagle2Kind, windows
 from oneglance.train.recipe import HeadRecipe
 
@@ -76,7 +76,7 @@ class VispecKind(Eagle2Kind):
         if not sees_image_rows(target):
             raise InputError(f"kind vispec compresses image rows, and {target.name} has none; train kind eagle2")
         queries = recipe.head.num_queries or NUM_QUERIES
-        config = VispecConfig(**layer_shape(recipe, target), num_queries=queries)
+        config = VispecConfig(**self.shape(recipe, target), num_queries=queries)
         return VispecHead(config.for_target(target.num_layers))
 
     def pack(self, head: Any) -> nn.Module:
