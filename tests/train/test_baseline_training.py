@@ -318,7 +318,9 @@ def test_a_killed_run_resumes_and_its_head_decodes(target: Target, traces: Path,
     assert stream.generation.token_ids == list(row.answer_ids)
 
 
-@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow) if kind == "vispec" else kind for kind in SHAPES]
+)
 def test_a_head_that_overfits_accepts_whole_chains(target: Target, traces: Path, tmp_path: Path, kind: str) -> None:
     one = tmp_path / "one" / "train"
     rows = [r for r in read_traces(traces / "train").rows if not set(r.answer_ids) & set(target.banned_ids)]
