@@ -44,7 +44,7 @@ FIELDS = {
         (["x", "--target", "./nowhere", "--drafter", "none"], "./nowhere"),
         (["x", "--target", "./nowhere"], "needs a draft head: give --head, or --drafter none"),
         (["x", "--head", "./nowhere"], "no head at ./nowhere"),
-        (["x", "--drafter", "psychic"], "unknown drafter 'psychic'; choose one of block, eagle3"),
+        (["x", "--drafter", "psychic"], "unknown drafter 'psychic'; choose one of block, eagle2, eagle3"),
         (["x", "--tree", "oak"], "unknown tree policy 'oak'; choose one of best_first, chain, fixed"),
         (["x", "--budget", "0"], "--budget must be at least 1, got 0; for plain decoding use --drafter none"),
         (["x", "--branch-k", "0"], "--branch-k must be at least 1, got 0"),

@@ -28,7 +28,7 @@ from helpers import (
 from oneglance.core import EMPTY_TREE, Drafter, OneglanceWarning, TokenTree
 from oneglance.decoder import Decoder
 from oneglance.targets.base import Target
-from oneglance.targets.state import Inputs, TargetState
+from oneglance.targets.state import EMBEDDING, Inputs, TargetState
 from oneglance.testing import random_tree
 from oneglance.tree import chain
 
@@ -131,8 +131,8 @@ def check_features(target: Target, inputs: Inputs, layer_ids: Sequence[int]) -> 
     ran = range(target.num_layers) if inputs.num_images else target.self_attention_layers
     assert len(hidden) == len(ran) + 1
     for layer, part in zip(layer_ids, features.split(target.hidden_size, dim=-1), strict=True):
-        expected = hidden[ran.index(layer) + 1][0].clone()
-        add = deepstack_add(target, inputs, layer)
+        expected = hidden[0 if layer == EMBEDDING else ran.index(layer) + 1][0].clone()
+        add = None if layer == EMBEDDING else deepstack_add(target, inputs, layer)
         if add is not None:
             assert not torch.allclose(part[: len(add)], expected[: len(add)], atol=1e-2)
             expected[: len(add)] += add

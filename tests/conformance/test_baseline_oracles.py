@@ -1,19 +1,31 @@
 """Baseline drafters against slow forms of their own definitions, on features of unpacked, uncached passes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
-from baselines import eagle3_log_q, relative, tiny_eagle3, tiny_medusa
+from baselines import (
+    eagle2_log_q,
+    eagle3_log_q,
+    relative,
+    tiny_eagle2,
+    tiny_eagle3,
+    tiny_medusa,
+    tiny_vispec,
+    vispec_log_q,
+)
 from conformance.conftest import tiny
 from helpers import counting, hf_forward, hf_generate, hf_rows, path_to, prompt, start
-from oneglance.core import TokenTree
+from oneglance.core import DraftError, TokenTree
+from oneglance.drafters.eagle import EagleDrafter
+from oneglance.drafters.eagle2 import Eagle2Drafter
 from oneglance.drafters.eagle3 import Eagle3Drafter
 from oneglance.drafters.medusa import MedusaDrafter
 from oneglance.drafters.ngram import NgramDrafter, NgramSettings
 from oneglance.drafters.two_model import TwoModelDrafter, TwoModelSettings
+from oneglance.drafters.vispec import VispecDrafter
 from oneglance.targets.base import Target
 from oneglance.targets.state import Inputs
 
@@ -66,6 +78,102 @@ def test_an_eagle3_chain_is_the_greedy_path_of_its_definition() -> None:
         expected.append(int(row.argmax()))
     assert tree.token_ids == tuple(expected)
     assert len(calls) == drafter.num_passes(tree) == 5
+
+
+def top_of_the_target(target: Target, inputs: Inputs, tokens: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """(T, H) embeddings and (T, H) last hidden states of an unpacked, uncached pass, as transformers gives them."""
+    hidden = hf_forward(target, inputs, tokens, output_hidden_states=True).hidden_states
+    return hidden[0][0], hidden[-1][0]
+
+
+def dynamic_tree(
+    log_q: Callable[[tuple[int, ...]], Tensor], depth: int, width: int, budget: int
+) -> set[tuple[int, ...]]:
+    """EAGLE-2's tree as a set of paths, by its definition: expand the best of a level, then rank everything."""
+    scores: dict[tuple[int, ...], float] = {}
+    level: list[tuple[int, ...]] = [()]
+    for _ in range(depth):
+        grown: list[tuple[int, ...]] = []
+        for path in level:
+            row = log_q(path)
+            for token in row.topk(width).indices.tolist():
+                scores[*path, token] = scores.get(path, 0.0) + float(row[token])
+                grown.append((*path, token))
+        level = sorted(grown, key=lambda path: -scores[path])[:width]
+    return set(sorted(scores, key=lambda path: -scores[path])[:budget])
+
+
+def paths_of(tree: TokenTree) -> set[tuple[int, ...]]:
+    return {tuple(tree.token_ids[i - 1] for i in path_to(tree, node)) for node in range(1, len(tree) + 1)}
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    ("family", "num_images", "num_queries"),
+    [("qwen3_vl", 2, 2), pytest.param("qwen3_vl", 1, 3, marks=pytest.mark.slow), ("qwen2_5_vl", 0, 2)],
+)
+@pytest.mark.parametrize("kind", ["eagle2", "vispec"])
+def test_dynamic_trees_are_those_of_their_definition(kind: str, family: str, num_images: int, num_queries: int) -> None:
+    """After a committed path, so that rows of prompt, answer and tree all come in."""
+    target = tiny(family, "sdpa")
+    inputs = prompt(target, num_images)
+    drafter, log_q = drafter_and_definition(kind, target, num_queries)
+    state, root = start(target, inputs, drafter.target_layer_ids)
+    draft_state = drafter.start(state)
+    drafter.draft(root, state, draft_state, max_depth=2)
+    reference = hf_generate(target, inputs, 4)
+    tree = TokenTree((reference[1], 7, reference[2]), (0, 0, 1), (1, 1, 2))
+    target.verify(state, root, tree)
+    target.commit(state, [0, 1, 3], reference[1:4])
+    streams, hidden = top_of_the_target(target, inputs, reference[:3])
+    found = drafter.draft(reference[3], state, draft_state, max_depth=15)
+    assert drafter.num_passes(found) == 3
+
+    def slow(path: tuple[int, ...]) -> Tensor:
+        return log_q(streams, hidden, state.token_ids, path)
+
+    assert paths_of(found) == dynamic_tree(slow, 3, 3, 11)
+    for node in range(1, len(found) + 1):
+        path = tuple(found.token_ids[i - 1] for i in path_to(found, node))
+        score = sum(float(slow(path[:i])[token]) for i, token in enumerate(path))
+        assert found.scores[node - 1] == pytest.approx(score, abs=1e-3)
+
+
+def drafter_and_definition(
+    kind: str, target: Target, num_queries: int
+) -> tuple[EagleDrafter, Callable[[Tensor, Tensor, Sequence[int], Sequence[int]], Tensor]]:
+    if kind == "eagle2":
+        eagle2 = tiny_eagle2(target)
+        drafter: EagleDrafter = Eagle2Drafter(eagle2, target, num_passes=3, top_k=3, budget=11)
+        return drafter, lambda *seen: eagle2_log_q(target, eagle2, *seen)
+    vispec = tiny_vispec(target, num_queries=num_queries)
+    drafter = VispecDrafter(vispec, target, num_passes=3, top_k=3, budget=11)
+    return drafter, lambda *seen: vispec_log_q(target, vispec, *seen)
+
+
+@torch.inference_mode()
+def test_vispec_keeps_one_row_an_image_and_the_places_of_the_others() -> None:
+    target = tiny("qwen3_vl", "sdpa")
+    inputs = prompt(target, 2)
+    drafter = VispecDrafter(tiny_vispec(target), target, budget=5)
+    state, root = start(target, inputs, drafter.target_layer_ids)
+    draft_state = drafter.start(state)
+    drafter.draft(root, state, draft_state, max_depth=3)
+    num_rows = len(target.image_rows(inputs))
+    assert num_rows > 2
+    assert draft_state.cache.length == len(inputs.token_ids) - num_rows + 2
+    assert draft_state.num_tokens == len(inputs.token_ids)
+
+
+@torch.inference_mode()
+def test_nan_of_a_regressed_feature_is_an_error() -> None:
+    target = tiny("qwen3", "sdpa")
+    head = tiny_eagle2(target)
+    head.fc.weight[0, 0] = torch.nan
+    drafter = Eagle2Drafter(head, target, budget=5)
+    state, root = start(target, prompt(target), drafter.target_layer_ids)
+    with pytest.raises(DraftError, match="NaN"):
+        drafter.draft(root, state, drafter.start(state), max_depth=3)
 
 
 @torch.inference_mode()

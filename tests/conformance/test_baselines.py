@@ -1,6 +1,7 @@
 """What every drafter owes the loop, over the whole registry: valid trees, the target's own text, and a clean end."""
 
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -9,9 +10,10 @@ from baselines import EVERY, MAKERS
 from conformance import checks
 from conformance.conftest import tiny
 from helpers import decode_ids, hf_generate, prompt, start
-from oneglance.core import EMPTY_TREE, SamplingParams
+from oneglance.core import EMPTY_TREE, OneglanceWarning, SamplingParams, TokenTree
 from oneglance.decoder import Decoder
 from oneglance.drafters import DRAFTERS
+from oneglance.drafters.plain import NoDrafter
 from oneglance.targets.base import Target
 from oneglance.targets.state import Inputs
 from oneglance.testing import FAMILIES
@@ -100,6 +102,48 @@ def test_skipped_rounds_lose_no_context(label: str) -> None:
         root = tokens[-1]
     done = state.token_ids[len(inputs.token_ids) :][:NUM_TOKENS]
     assert done == reference[: len(done)]
+
+
+@cache
+def drawn() -> list[int]:
+    """Plain decoding with a seed."""
+    target, inputs, _ = problem("qwen3_vl")
+    return list(sampled(Decoder(target, NoDrafter()), inputs))
+
+
+def sampled(decoder: Decoder, inputs: Inputs) -> list[int]:
+    stream = decoder.stream_inputs(inputs, SamplingParams(max_new_tokens=NUM_TOKENS, temperature=1.2, seed=5))
+    for _ in stream:
+        pass
+    assert stream.generation.fell_back is None
+    return stream.generation.token_ids
+
+
+@pytest.mark.parametrize("label", EVERY)
+def test_any_drafter_leaves_drawn_tokens_as_they_are(label: str) -> None:
+    target, inputs, reference = problem("qwen3_vl")
+    assert drawn() != reference, "nothing was drawn"
+    assert sampled(Decoder(target, EVERY[label](target, 15)), inputs) == drawn()
+
+
+@pytest.mark.parametrize("label", [label for label in EVERY if label != "none"])
+def test_a_drafter_that_fails_leaves_the_text_as_it_is(label: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third draft fails after it did its work: the rest is decoded plainly, and that is said."""
+    target, inputs, reference = problem("qwen3_vl")
+    drafter = EVERY[label](target, 2)
+    right, calls = drafter.draft, iter(range(1 << 30))
+
+    def faulty(*args: Any, **options: Any) -> TokenTree:
+        tree = right(*args, **options)
+        if next(calls) == 2:
+            raise RuntimeError("injected")
+        return tree
+
+    monkeypatch.setattr(drafter, "draft", faulty)
+    with pytest.warns(OneglanceWarning, match="injected"):
+        failed = decode_ids(Decoder(target, drafter), inputs, NUM_TOKENS).generation
+    assert failed.token_ids == reference
+    assert failed.fell_back is not None
 
 
 @pytest.mark.parametrize("label", EVERY)

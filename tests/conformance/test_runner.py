@@ -20,7 +20,7 @@ from oneglance.runner.execution import Captured, Compiled, CudaGraphs, Direct, E
 from oneglance.runner.static import StaticShape, width_of
 from oneglance.targets import kv
 from oneglance.targets.base import Target
-from oneglance.targets.state import Inputs, TargetState
+from oneglance.targets.state import EMBEDDING, Inputs, TargetState
 from oneglance.testing import FAMILIES, lucky_drafter, tiny_head, tiny_target
 
 STATIC_FAMILIES = tuple(family for family in FAMILIES if family != "mllama")
@@ -79,7 +79,7 @@ def test_cache_after_commit_is_that_of_plain_decoding(target: Target, inputs: In
 
 
 def test_features_are_those_of_plain_decoding(target: Target, inputs: Inputs) -> None:
-    checks.check_features(target, inputs, (3, 2))
+    checks.check_features(target, inputs, (3, EMBEDDING, 2))
 
 
 @pytest.mark.parametrize("budget", [1, 31, 127])

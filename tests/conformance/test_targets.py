@@ -10,7 +10,7 @@ from oneglance.drafters.block import BlockDrafter
 from oneglance.drafters.plain import NoDrafter
 from oneglance.targets.base import Target
 from oneglance.targets.chat import encode
-from oneglance.targets.state import Inputs
+from oneglance.targets.state import EMBEDDING, Inputs
 from oneglance.testing import tiny_head, tiny_target
 
 Case = tuple[Target, Inputs]
@@ -33,7 +33,7 @@ def test_cache_after_commit_is_that_of_plain_decoding(case: Case) -> None:
 
 def test_features_are_those_of_plain_decoding(case: Case) -> None:
     target, inputs = case
-    checks.check_features(target, inputs, kept(target))
+    checks.check_features(target, inputs, (*kept(target), EMBEDDING))
 
 
 @pytest.mark.parametrize("num_images", [0, 1, 2])

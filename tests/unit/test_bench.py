@@ -110,12 +110,16 @@ def test_a_manifest_names_what_ran() -> None:
     [
         ("eagle3", r"'eagle3' has no weights for target 'builtin:reader'.*oneglance train recipes/reader-eagle3.yaml"),
         ("eagle3_tree", "oneglance train recipes/reader-eagle3.yaml"),
+        ("eagle2_tree", "oneglance train recipes/reader-eagle2.yaml"),
+        ("vispec:tree=deep", "oneglance train recipes/reader-vispec.yaml"),
+        ("vispec:tree=oak@builtin:reader", "tree: Input should be 'official', 'deep' or 'light'"),
         ("medusa", "oneglance train recipes/reader-medusa.yaml"),
         ("two_model", "two_model@FOLDER"),
         ("ngram@somewhere", "'ngram' has no weights; drop @somewhere"),
         ("ngram:max_ngrams=2", "its settings: max_ngram"),
         ("tree@./nowhere", "no head at ./nowhere"),
         ("eagle3@builtin:reader", "holds no EAGLE-3 head"),
+        ("eagle2@builtin:reader", "holds no EAGLE-2 head"),
     ],
 )
 def test_a_system_without_weights_names_what_makes_them(system: str, message: str) -> None:

@@ -53,6 +53,9 @@ SYSTEMS: dict[str, System] = {
     "two_model": System("two_model", "chain", "two_model", "any smaller model of the same tokenizer serves"),
     "eagle3": System("eagle3", "chain", "eagle3", TRAIN.format("eagle3")),
     "eagle3_tree": System("eagle3", "best_first", "eagle3", TRAIN.format("eagle3")),
+    "eagle2": System("eagle2", "chain", "eagle2", TRAIN.format("eagle2")),
+    "eagle2_tree": System("eagle2", "best_first", "eagle2", TRAIN.format("eagle2")),
+    "vispec": System("vispec", "best_first", "vispec", TRAIN.format("vispec")),
     "medusa": System("medusa", "best_first", "medusa", TRAIN.format("medusa")),
 }
 

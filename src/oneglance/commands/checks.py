@@ -18,7 +18,7 @@ TAKES: Mapping[str, frozenset[str]] = {
     "none": frozenset(),
     "ngram": frozenset({"budget"}),
     "two_model": frozenset({"head", "budget"}),
-    "eagle3": frozenset({"head", "tree", "budget"}),
+    **dict.fromkeys(("eagle2", "eagle3", "vispec"), frozenset({"head", "tree", "budget"})),
 }
 OUTPUTS = ("out", "figures")
 NAME_MAX = 255 - len(".records.run.json.partial")  # of any file system, what is put after it among it

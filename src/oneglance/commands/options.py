@@ -33,7 +33,7 @@ Drafter = Annotated[
     typer.Option(
         metavar="NAME",
         rich_help_panel=MODEL,
-        help="block, none, ngram, two_model, eagle3 or medusa; settings may follow: ngram:max_ngram=4.",
+        help="block, none, ngram, two_model, eagle2, eagle3, vispec or medusa; settings may follow: ngram:max_ngram=4.",
     ),
 ]
 Tree = Annotated[str, typer.Option(metavar="NAME", rich_help_panel=DECODING, help="best_first, chain or fixed.")]

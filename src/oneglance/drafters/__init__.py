@@ -18,8 +18,10 @@ DRAFTERS: dict[str, str] = {
     "none": "oneglance.drafters.plain:prepare",
     "ngram": "oneglance.drafters.ngram:prepare",
     "two_model": "oneglance.drafters.two_model:prepare",
+    "eagle2": "oneglance.drafters.eagle2:prepare",
     "eagle3": "oneglance.drafters.eagle3:prepare",
     "medusa": "oneglance.drafters.medusa:prepare",
+    "vispec": "oneglance.drafters.vispec:prepare",
 }
 
 

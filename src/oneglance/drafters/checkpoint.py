@@ -140,7 +140,7 @@ def check_fit(checkpoint: Checkpoint[Any, Any], target: Target) -> None:
     ids = config.target_layer_ids
     if len(set(ids)) != len(ids):
         raise HeadError(f"kept layers {list(ids)} repeat a layer; each may be kept once")
-    if min(ids) < 0 or max(ids) >= target.num_layers:
+    if min(ids) < config.first_layer or max(ids) >= target.num_layers:
         raise HeadError(f"kept layers {list(ids)} go past the target's {target.num_layers} layers (0-based)")
     if config.mask_token_id >= target.embedding.num_embeddings:
         raise HeadError(

@@ -1,7 +1,6 @@
 """The EAGLE-3 head: one decoder layer that reads fused features and the next token, and feeds on its own output.
 
-A row pairs the feature at position t with the embedding of token t+1, stands at position t, and predicts token t+2. The
-first pass reads ``fuse(features)``; later ones the layer's own output, which stands in for features not computed yet.
+The first pass reads ``fuse(features)``, later ones the layer's own output, both normed apart from the embedding.
 Checkpoints are laid out as by SpecForge and AQ-MedAI (``midlayer.…``, ``fc``, ``norm``, ``lm_head``, ``d2t``, ``t2d``).
 """
 
@@ -10,42 +9,27 @@ from __future__ import annotations
 from typing import Any, Self
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
 from oneglance.core import HeadError
 from oneglance.drafters.checkpoint import Checkpoint, check_tensors, read_config, read_tensors
-from oneglance.drafters.head import (
-    MLP,
-    KeysValues,
-    LayerConfig,
-    Rope,
-    block_of,
-    checked,
-    layer_keys,
-    rotate,
-)
+from oneglance.drafters.eagle_head import CausalAttention, EagleConfig, renamed
+from oneglance.drafters.head import MLP, KeysValues, Rope, block_of, checked, layer_keys
 
 NUM_FEATURES = 3
 PREFIXES = (("model.", ""), ("layers.0.", "midlayer."))  # as other exporters spell the same keys
 
 
-class Eagle3Config(LayerConfig):
+class Eagle3Config(EagleConfig):
     """Geometry of an EAGLE-3 head.
 
     Attributes:
-        num_target_layers, target_layer_ids: 0 and empty where the checkpoint is silent; ``for_target`` fills them in.
         draft_vocab_size: rows of the head's own lm_head; below ``vocab_size`` a table maps them to the target's ids.
-        has_embedding: the checkpoint brings an embedding; else the target's serves.
         wants_mrope: the checkpoint asks for M-RoPE positions. It gets token indices.
     """
 
-    num_hidden_layers: int = Field(default=1, ge=1, le=1)
-    num_target_layers: int = Field(default=0, ge=0)
-    target_layer_ids: tuple[int, ...] = ()
     draft_vocab_size: int = Field(gt=0)
-    has_embedding: bool = False
     wants_mrope: bool = False
 
     @property
@@ -100,36 +84,12 @@ def aux_layers(num_layers: int) -> tuple[int, ...]:
     return (1, num_layers // 2 - 1, num_layers - 4)
 
 
-class FusedAttention(nn.Module):
-    """Self-attention whose input is twice as wide as its output."""
-
-    def __init__(self, config: Eagle3Config) -> None:
-        super().__init__()
-        self.head_dim = config.head_dim
-        queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-        self.q_proj = nn.Linear(2 * config.hidden_size, queries, bias=False)
-        self.k_proj = nn.Linear(2 * config.hidden_size, keys, bias=False)
-        self.v_proj = nn.Linear(2 * config.hidden_size, keys, bias=False)
-        self.o_proj = nn.Linear(queries, config.hidden_size, bias=False)
-
-    def forward(
-        self, x: Tensor, past: KeysValues | None, turned: tuple[Tensor, Tensor], mask: Tensor
-    ) -> tuple[Tensor, KeysValues]:
-        shape = (*x.shape[:-1], -1, self.head_dim)
-        queries = rotate(self.q_proj(x).view(shape).transpose(1, 2), turned)
-        own = rotate(self.k_proj(x).view(shape).transpose(1, 2), turned), self.v_proj(x).view(shape).transpose(1, 2)
-        keys, values = own if past is None else (torch.cat([past[0], own[0]], 2), torch.cat([past[1], own[1]], 2))
-        out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=True)
-        projected: Tensor = self.o_proj(out.transpose(1, 2).reshape(*x.shape[:-1], -1))
-        return projected, own
-
-
 class MidLayer(nn.Module):
     """Embedding and hidden state are normed apart; the residual is the hidden state before its norm."""
 
     def __init__(self, config: Eagle3Config) -> None:
         super().__init__()
-        self.self_attn = FusedAttention(config)
+        self.self_attn = CausalAttention(config, 2 * config.hidden_size)
         self.mlp = MLP(config)
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.hidden_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -220,7 +180,7 @@ def load_eagle3(name: str) -> Checkpoint[Eagle3Config, Eagle3Head]:
         HeadError: as for block heads, or the vocabulary map is none.
     """
     folder, raw = read_config(name)
-    tensors = {_renamed(key): value for key, value in read_tensors(folder).items()}
+    tensors = {renamed(key, PREFIXES): value for key, value in read_tensors(folder).items()}
     if "midlayer.self_attn.q_proj.weight" not in tensors or "lm_head.weight" not in tensors:
         raise HeadError(f"{name} holds no EAGLE-3 head: midlayer.… or lm_head.weight is missing")
     config = Eagle3Config.from_checkpoint(raw, has_embedding="embed_tokens.weight" in tensors)
@@ -247,10 +207,3 @@ def check_vocabulary(config: Eagle3Config, d2t: Tensor, t2d: Tensor) -> None:
     marked[token_ids] = True
     if not torch.equal(marked, t2d) or int(marked.sum()) != len(token_ids):
         raise HeadError("d2t and t2d contradict each other; the checkpoint is damaged, or d2t holds ids, not offsets")
-
-
-def _renamed(key: str) -> str:
-    for prefix, ours in PREFIXES:
-        if key.startswith(prefix):
-            key = ours + key.removeprefix(prefix)
-    return key

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,7 @@ class DraftConfig(BaseModel):
     """What every kind of draft head says of itself.
 
     Attributes:
+        first_layer: the lowest that it may keep.
         num_target_layers: of the target that it was made for.
         target_layer_ids: kept layers whose features it reads.
         block_size: offsets that it predicts, and one.
@@ -35,6 +36,8 @@ class DraftConfig(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
+
+    first_layer: ClassVar[int] = 0
 
     hidden_size: int = Field(gt=0)
     vocab_size: int = Field(gt=0)

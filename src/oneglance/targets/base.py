@@ -159,7 +159,7 @@ class Target:
 
     def feature_points(self, layer_ids: Sequence[int]) -> list[tuple[nn.Module, str]]:
         """Where the feature of each kept layer is read: the residual stream that enters the next layer, after any
-        DeepStack add (``FEATURE_POINT``)."""
+        DeepStack add (``FEATURE_POINT``). What enters the first layer is that of layer ``EMBEDDING``."""
         following = [*self.layers, self.text_model.norm]
         return [(following[i + 1], "input") for i in layer_ids]
 
@@ -235,9 +235,12 @@ class Target:
 
     def image_rows(self, inputs: Inputs) -> Tensor:
         """(I,) places of a prompt's image rows; empty where images do not enter as rows."""
-        ids = inputs.tensors["input_ids"][0]
-        images = torch.tensor(self.placeholder_ids if self.has_image_rows else (), dtype=ids.dtype, device=ids.device)
-        return torch.isin(ids, images).nonzero()[:, 0]
+        return self.is_image(inputs.tensors["input_ids"][0]).nonzero()[:, 0]
+
+    def is_image(self, token_ids: Tensor) -> Tensor:
+        """(…,) True where a prompt's token stands for a row of an image."""
+        ids = self.placeholder_ids if self.has_image_rows else ()
+        return torch.isin(token_ids, torch.tensor(ids, dtype=token_ids.dtype, device=token_ids.device))
 
     def without_images(self, inputs: Inputs) -> Inputs:
         """The prompt's text alone: no image, no image rows."""

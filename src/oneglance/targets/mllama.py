@@ -13,7 +13,7 @@ from oneglance.core import HeadError, InputError
 from oneglance.targets import hf
 from oneglance.targets.base import Target
 from oneglance.targets.contents import Content, CrossRow, fingerprint, raw
-from oneglance.targets.state import Inputs, TargetState
+from oneglance.targets.state import EMBEDDING, Inputs, TargetState
 
 
 class Mllama(Target):
@@ -75,7 +75,8 @@ class Mllama(Target):
                 f"kept layer {crossed[0]} is a cross-attention layer of this target, which text-only prompts skip; "
                 "keep self-attention layers only"
             )
-        return [(self.layers[i], "output") for i in layer_ids]
+        embedding = self.text_model.get_submodule("embed_tokens")
+        return [(embedding if i == EMBEDDING else self.layers[i], "output") for i in layer_ids]
 
     def contents(self, inputs: Inputs) -> list[Content]:
         images = [inputs.tensors[name] for name in self.image_names if name in inputs.tensors]

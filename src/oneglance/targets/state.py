@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+EMBEDDING = -1  # "layer" whose output is what enters the first one: embeddings, of image rows as well
+
 
 @dataclass(frozen=True, slots=True)
 class Inputs:

@@ -70,7 +70,7 @@ def packed_pass(text_model: nn.Module, lm_head: nn.Module, layer_ids: Sequence[i
         cache = Cache(layers=[SlotLayer(keys, values, given.slots) for keys, values in rooms])
         hidden = model.embed_tokens(given.token_ids)
         rotation = model.rotary_emb(hidden, given.position_ids)
-        streams = []
+        streams = [hidden]
         for layer in layers:
             hidden = layer(
                 hidden,
@@ -80,6 +80,6 @@ def packed_pass(text_model: nn.Module, lm_head: nn.Module, layer_ids: Sequence[i
                 **{keyword: cache},
             )
             streams.append(hidden)  # after layer i, which is what enters layer i + 1
-        return lm_head(model.norm(hidden))[0], [streams[i] for i in layer_ids]
+        return lm_head(model.norm(hidden))[0], [streams[i + 1] for i in layer_ids]
 
     return run

@@ -1,9 +1,4 @@
-"""Train an EAGLE-3 head: training-time test, in which each step feeds on the head's own output of the step before.
-
-A row of the packed pass is an anchor of the block head's: token t is the root, the row before it the last feature. Step
-i reads the token i places after the root and the output of step i-1, and predicts the next one. It sees the features
-before the root and its own earlier steps, which is what decoding sees: the two are the same forward.
-"""
+"""Train an EAGLE-3 head: training-time test, in which each step feeds on the head's own output of the step before."""
 
 from __future__ import annotations
 
@@ -12,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from oneglance.core import Drafter, InputError
@@ -21,11 +15,12 @@ from oneglance.drafters.eagle3 import Eagle3Drafter
 from oneglance.drafters.eagle3_head import Eagle3Config, Eagle3Head, aux_layers, load_eagle3
 from oneglance.targets.base import Target
 from oneglance.train.blocks import Blocks
+from oneglance.train.eagle import layer_layout, layer_shape, pairs_of, rolled_out
 from oneglance.train.initial import warm_start
 from oneglance.train.kinds import Kind
 from oneglance.train.objectives import Objective
 from oneglance.train.recipe import HeadRecipe
-from oneglance.train.step import Sample, StepResult, accuracy, in_chunks, pad_rows, slot_nll, teacher_states
+from oneglance.train.step import Sample, StepResult, accuracy, in_chunks, slot_nll, teacher_states
 from oneglance.train.traces import Trace
 
 
@@ -37,29 +32,10 @@ class PackedEagle3(nn.Module):
         self.head = head
 
     def forward(self, features: Tensor, following: Tensor, drafted: Tensor, anchors: Tensor) -> Tensor:
-        """Outputs of every step at every anchor.
-
-        Args:
-            features: (b, T, 3H).
-            following: (b, T, H) embeddings of the token after each row.
-            drafted: (b, A, L, H) embeddings of the root and the L-1 tokens after it; the root's is not read.
-            anchors: (b, A) positions of the roots; 0 for padding.
-
-        Returns:
-            (b, A, L, H).
-        """
+        """Outputs of every step at every anchor, (b, A, L, H); arguments as in ``Pairs``."""
         rows = torch.arange(features.shape[1], device=features.device)
         output, past = self.head(following, self.head.fuse(features), None, rows, rows <= rows[:, None])
-        before = (anchors - 1).clamp(min=0)  # (b, A) the row of the root's own pair
-        states = [torch.gather(output, 1, before[..., None].expand(-1, -1, output.shape[-1]))]
-        mask = (rows <= before[..., None])[:, None]  # (b, 1, A, T)
-        own_row = torch.eye(anchors.shape[1], dtype=torch.bool, device=anchors.device).expand(len(anchors), 1, -1, -1)
-        for step in range(1, drafted.shape[2]):
-            mask = torch.cat([mask, own_row], dim=-1)
-            output, own = self.head(drafted[:, :, step], states[-1], past, before + step, mask)
-            past = torch.cat([past[0], own[0]], 2), torch.cat([past[1], own[1]], 2)
-            states.append(output)
-        return torch.stack(states, dim=2)
+        return rolled_out(self.head, output, past, drafted, anchors)
 
 
 class Eagle3Kind(Kind):
@@ -67,24 +43,13 @@ class Eagle3Kind(Kind):
 
     def initial(self, recipe: HeadRecipe, target: Target, rows: Sequence[Trace]) -> tuple[Any, list[str]]:
         torch.manual_seed(recipe.seed)
-        shape, text = recipe.head, target.text_config
-        default_dim = getattr(text, "head_dim", None) or target.hidden_size // text.num_attention_heads
-        size = shape.draft_vocab_size or target.vocab_size
+        size = recipe.head.draft_vocab_size or target.vocab_size
         if size > target.vocab_size:
             raise InputError(f"head.draft_vocab_size {size} is above the target's {target.vocab_size} ids")
         config = Eagle3Config(
-            hidden_size=target.hidden_size,
-            intermediate_size=shape.intermediate_size or text.intermediate_size,
-            num_attention_heads=shape.num_attention_heads or text.num_attention_heads,
-            num_key_value_heads=shape.num_key_value_heads or text.num_key_value_heads,
-            head_dim=shape.head_dim or default_dim,
-            rope_theta=shape.rope_theta,
-            max_position_embeddings=target.context_length,
-            vocab_size=target.vocab_size,
+            **layer_shape(recipe, target),
             draft_vocab_size=size,
-            block_size=shape.block_size,
-            num_target_layers=target.num_layers,
-            target_layer_ids=shape.target_layer_ids or aux_layers(target.num_layers),
+            target_layer_ids=recipe.head.target_layer_ids or aux_layers(target.num_layers),
         ).for_target(target.num_layers)
         if len(config.target_layer_ids) != 3:
             raise InputError(
@@ -108,13 +73,8 @@ class Eagle3Kind(Kind):
         head: Any = getattr(packed, "module", packed).head  # distributed wrappers hold the module
         parameter = next(head.parameters())
         device = parameter.device
-        features = pad_rows([s.features for s in samples]).to(device, parameter.dtype)
-        ids = torch.stack(
-            [F.pad(torch.tensor(s.token_ids[1:]), (0, features.shape[1] - len(s.token_ids) + 1)) for s in samples]
-        )
-        shown = torch.cat([blocks.token_ids[..., :1], blocks.labels[..., 1:-1].clamp(min=0)], dim=-1)
-        following, drafted = (target.embedding(x.to(target.device)).to(device, parameter.dtype) for x in (ids, shown))
-        states = packed(features, following, drafted, blocks.anchors.to(device)).flatten(0, 1)  # (b*A, L, H)
+        pairs = pairs_of(target, samples, blocks, parameter)
+        states = packed(pairs.features, pairs.following, pairs.drafted, pairs.anchors).flatten(0, 1)  # (b*A, L, H)
         labels = blocks.labels[:, :, 1:].flatten(0, 1).to(device)
         teacher = teacher_states(samples, blocks, target.lm_head_device) if objective.soft else None
         nll, predicted = self._slot_losses(head, target, states, labels, teacher)
@@ -146,17 +106,10 @@ class Eagle3Kind(Kind):
         return load_eagle3(name)
 
     def layout(self, recipe: HeadRecipe, target: Target, config: Any) -> dict[str, Any]:
-        keys = (
-            "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
-            "vocab_size draft_vocab_size rms_norm_eps rope_theta max_position_embeddings block_size num_target_layers"
-        )
         return {
             "architectures": ["LlamaForCausalLMEagle3"],
-            "model_type": "llama",
-            **{key: getattr(config, key) for key in keys.split()},
-            "hidden_act": "silu",
-            "attention_bias": False,
-            "tie_word_embeddings": False,
+            **layer_layout(config),
+            "draft_vocab_size": config.draft_vocab_size,
             "eagle_config": {
                 "eagle_aux_hidden_state_layer_ids": list(config.target_layer_ids),
                 "use_aux_hidden_state": True,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from oneglance.core import InputError
 from oneglance.drafters.checkpoint import load_checkpoint
-from oneglance.drafters.head import BlockHead, HeadConfig, kept_layers
+from oneglance.drafters.head import BlockHead, HeadConfig, LayerConfig, kept_layers
 from oneglance.targets.base import Target
 from oneglance.train.recipe import HeadRecipe
 
@@ -59,7 +59,7 @@ def head_layout(recipe: HeadRecipe, target: Target) -> dict[str, Any]:
         "rms_norm_eps": start.rms_norm_eps if start else 1e-6,
         "hidden_act": "silu",
         "rope_theta": start.rope_theta if start else shape.rope_theta,
-        "rope_scaling": _llama3_scaling(start),
+        "rope_scaling": llama3_scaling(start),
         "max_position_embeddings": target.context_length,
         "layer_types": list(start.layer_types if start and start.layer_types else ["full_attention"] * num_layers),
         "sliding_window": start.sliding_window if start else None,
@@ -94,7 +94,8 @@ def mask_token_id(recipe: HeadRecipe, target: Target, start: HeadConfig | None) 
     raise InputError("the target has no spare embedding row for a mask token; set head.mask_token_id in the recipe")
 
 
-def _llama3_scaling(start: HeadConfig | None) -> dict[str, Any] | None:
+def llama3_scaling(start: LayerConfig | None) -> dict[str, Any] | None:
+    """``rope_scaling`` of a config, None for plain RoPE."""
     if start is None or start.rope_llama3 is None:
         return None
     factor, low, high, original = start.rope_llama3

@@ -28,10 +28,18 @@ from oneglance.train.traces import Trace
 KINDS: dict[str, str] = {
     "head": "oneglance.train.kinds:BlockKind",
     "conditioned": "oneglance.train.conditioned:ConditionedKind",
+    "eagle2": "oneglance.train.eagle2:Eagle2Kind",
     "eagle3": "oneglance.train.eagle3:Eagle3Kind",
     "medusa": "oneglance.train.medusa:MedusaKind",
+    "vispec": "oneglance.train.vispec:VispecKind",
 }
-ARCHITECTURES = {"LlamaForCausalLMEagle3": "eagle3", "MedusaModel": "medusa"}  # of a checkpoint; others are blocks
+ARCHITECTURES = {  # of a checkpoint; others are blocks
+    "LlamaForCausalLM": "eagle2",  # as EAGLE publishes its heads
+    "LlamaForCausalLMEagle": "eagle2",
+    "LlamaForCausalLMEagle3": "eagle3",
+    "MedusaModel": "medusa",
+    "ViSpecModel": "vispec",
+}
 
 
 class Kind(Protocol):

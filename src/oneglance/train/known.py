@@ -27,7 +27,7 @@ class KnownHead(BaseModel):
 
     target: str
     head: str
-    kind: Literal["block", "eagle3"]
+    kind: Literal["block", "eagle2", "eagle3", "vispec"]
     source: str
     licence: str = "unknown"
     zero_shot: bool = False

@@ -65,10 +65,15 @@ class Objective:
     Attributes:
         weigh: slot losses and hidden slots → weights.
         soft: use cross-entropy with the target's distribution (its gradient is that of the KL divergence).
+        regression: weight of the smooth L1 distance, a mean over dimensions, to the target's own next feature. Above 0
+            each slot reads the target's features alone, never the head's own output (EAGLE's training).
+        label: weight of the cross-entropy.
     """
 
     weigh: Weigh
     soft: bool = False
+    regression: float = 0.0
+    label: float = 1.0
 
 
 OBJECTIVES: dict[str, Callable[..., Objective]] = {
@@ -78,4 +83,5 @@ OBJECTIVES: dict[str, Callable[..., Objective]] = {
     "exp_decay": lambda gamma=7.0: Objective(partial(decayed, base=float(torch.exp(torch.tensor(-1.0 / gamma))))),
     "ce": lambda: Objective(uniform),
     "kl": lambda decay=0.8: Objective(partial(decayed, base=decay), soft=True),
+    "feature": lambda regression=1.0, label=0.1: Objective(uniform, soft=True, regression=regression, label=label),
 }

@@ -26,9 +26,10 @@ class HeadShape(Section):
         num_layers: draft layers (the paper has 5).
         target_layer_ids: kept layers; None applies DFlash's rule for ``num_kept``.
         num_kept: kept layers where ``target_layer_ids`` is None.
-        block_size: offsets that are predicted, and one: EAGLE-3's steps and Medusa's heads as well.
+        block_size: offsets that are predicted, and one: EAGLE's steps and Medusa's heads as well.
         draft_vocab_size: EAGLE-3 only: the ids most often written in the training answers; None is all of them.
         own_lm_head: Medusa only: each head has an lm_head of its own; else the target's serves.
+        num_queries: ViSpec only: learned queries an image; None is ViSpec's two.
     """
 
     num_layers: int = Field(default=5, gt=0)
@@ -43,6 +44,7 @@ class HeadShape(Section):
     mask_token_id: int | None = None
     draft_vocab_size: int | None = Field(default=None, gt=0)
     own_lm_head: bool = False
+    num_queries: int | None = Field(default=None, ge=2)
 
 
 class Data(Section):
@@ -163,7 +165,7 @@ class HeadRecipe(Section):
     """
 
     schema_version: Literal[1] = 1
-    kind: Literal["head", "conditioned", "eagle3", "medusa"] = "head"
+    kind: Literal["head", "conditioned", "eagle2", "eagle3", "medusa", "vispec"] = "head"
     name: str
     target: str = "builtin:reader"
     target_dtype: str = "float32"
@@ -193,6 +195,10 @@ class HeadRecipe(Section):
             raise ValueError("head.draft_vocab_size is for kind eagle3")
         if self.kind != "medusa" and self.head.own_lm_head:
             raise ValueError("head.own_lm_head is for kind medusa")
+        if self.kind != "vispec" and self.head.num_queries is not None:
+            raise ValueError("head.num_queries is for kind vispec")
+        if self.kind not in ("eagle2", "vispec") and self.objective.name == "feature":
+            raise ValueError(f"kind {self.kind} predicts no feature; choose another objective than feature")
         return self
 
 
