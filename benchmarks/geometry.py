@@ -28,13 +28,14 @@ import torch.nn.functional as F
 from oneglance.accept import argmax
 from oneglance.bench.manifest import manifest
 from oneglance.core import AcceptRule, CutReason, Drafter, TokenTree, Verdict
-from oneglance.decode import decode, synchronise
+from oneglance.decode import decode
 from oneglance.drafters.block import BlockDrafter
 from oneglance.drafters.head import BlockHead, HeadConfig, kept_layers
 from oneglance.drafters.plain import NoDrafter
 from oneglance.drafters.timing import verify_costs
 from oneglance.stats.geometric import L
 from oneglance.targets.base import Target
+from oneglance.targets.device import synchronise
 from oneglance.targets.state import Inputs
 from oneglance.testing import tiny_target
 

@@ -5,8 +5,9 @@ import torch
 
 from helpers import prompt, start
 from oneglance.core import EMPTY_TREE
-from oneglance.drafters.block import GROWTH, BlockDrafter
+from oneglance.drafters.block import BlockDrafter
 from oneglance.plan import plan
+from oneglance.targets.kv import GROWTH
 from oneglance.testing import FAMILIES, tiny_head, tiny_target
 
 
@@ -30,7 +31,7 @@ def test_weights_caches_and_features_are_what_they_turn_out_to_be(family: str, d
     assert found.features == held(*state.fresh)
     draft_state = drafter.start(state)
     drafter.draft(root, state, draft_state, max_depth=3)
-    buffers = held(*(tensor for pair in draft_state.buffers for tensor in pair))
+    buffers = held(*(part for layer in draft_state.layers for part in layer.room or ()))
     capacity = -(-state.length // GROWTH) * GROWTH
     assert buffers == found.head_kv // state.length * capacity
     assert found.verify >= 64 * held(target.verify(state, root, EMPTY_TREE))

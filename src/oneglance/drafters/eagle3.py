@@ -53,7 +53,7 @@ class EagleState:
         last: (1, 1, H), None before the first draft.
     """
 
-    cache: DraftState = field(default_factory=lambda: DraftState(0, []))
+    cache: DraftState = field(default_factory=DraftState)
     last: Tensor | None = None
 
 

@@ -5,6 +5,7 @@ transformers' own layer concatenates, which copies the whole context once a laye
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from torch import Tensor
@@ -26,7 +27,7 @@ class RoomyLayer(DynamicLayer):  # type: ignore[misc]
     keys: Tensor
     values: Tensor
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int = sys.maxsize) -> None:
         super().__init__()
         self.limit = limit
         self.room: tuple[Tensor, Tensor] | None = None
