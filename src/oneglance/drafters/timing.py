@@ -71,7 +71,7 @@ def provenance(target: Target, drafter: Drafter) -> dict[str, str | int | None]:
 def measure(target: Target, drafter: MarginalDrafter) -> Costs:
     """Time packed passes at a few widths and contexts, and the draft pass at the shorter context. Takes seconds."""
     contexts = sorted({min(size, target.context_length // 2) for size in CONTEXTS})
-    prompts = [_prompt(target, size) for size in contexts]
+    prompts = [prompt_of(target, size) for size in contexts]
     sizes = unpadded(target, SIZES)
     points = [  # what disturbs a pass only ever adds to it: the lower quartile is nearer to its cost than the median
         Point(context=len(prompt.token_ids), rows=cost.nodes + 1, ms=cost.low_ms)
@@ -90,7 +90,7 @@ def measure(target: Target, drafter: MarginalDrafter) -> Costs:
 
 def unpadded(target: Target, sizes: Sequence[int]) -> list[int]:
     """Those numbers of nodes whose passes have no padded rows: of a runner with a few widths, their ends."""
-    return [size for size in sizes if len(target.passes.lay_out(0, _bush(size)).token_ids) == size + 1]
+    return [size for size in sizes if len(target.passes.lay_out(0, bush(size)).token_ids) == size + 1]
 
 
 def verify_costs(
@@ -107,7 +107,7 @@ def verify_costs(
     """
     state = target.prefill(inputs)
     root = int(state.last_row.argmax())
-    trees = {size: _bush(size) for size in sizes}
+    trees = {size: bush(size) for size in sizes}
     times: dict[int, list[float]] = {size: [] for size in sizes}
     ends_at = time.perf_counter() + seconds
     for turn in range(repeats + WARMUPS):
@@ -148,7 +148,7 @@ def _draft_costs(target: Target, drafter: MarginalDrafter, inputs: Inputs) -> tu
     return low, max(0.0, first - low) / num_rows
 
 
-def _prompt(target: Target, num_rows: int) -> Inputs:
+def prompt_of(target: Target, num_rows: int) -> Inputs:
     """A prompt of about that many rows: the chat template, then ordinary tokens in turn."""
     start = encode(target, "x")
     special = {*target.tokenizer.all_special_ids, *target.placeholder_ids, *target.eos_ids}
@@ -156,7 +156,7 @@ def _prompt(target: Target, num_rows: int) -> Inputs:
     return target.extend(start, list(islice(cycle(ordinary), max(0, num_rows - len(start.token_ids)))))
 
 
-def _bush(size: int) -> TokenTree:
+def bush(size: int) -> TokenTree:
     """A tree of that many nodes, four a level on the first node of the level above: what it proposes costs nothing."""
     tokens: list[int] = []
     parents: list[int] = []

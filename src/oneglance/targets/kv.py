@@ -14,6 +14,11 @@ from transformers.cache_utils import DynamicLayer
 GROWTH = 512  # rows by which a layer grows
 
 
+def capacity_for(needed: int, limit: int) -> int:
+    """Rows of a layer that has grown until so many fit: a multiple of ``GROWTH``, or the limit."""
+    return max(needed, min(-(-needed // GROWTH) * GROWTH, limit))
+
+
 class RoomyLayer(DynamicLayer):  # type: ignore[misc]
     """A cache layer with room behind its rows.
 
@@ -75,7 +80,7 @@ class RoomyLayer(DynamicLayer):  # type: ignore[misc]
 
     def _grown(self, like: Tensor, rows: Tensor, needed: int) -> Tensor:
         """Room for ``needed`` rows and the next ones, which begins with the rows so far."""
-        capacity = max(needed, min(-(-needed // GROWTH) * GROWTH, self.limit))
+        capacity = capacity_for(needed, self.limit)
         room = like.new_zeros(*like.shape[:2], capacity, like.shape[3])
         if rows.numel():
             room[:, :, : rows.shape[2]] = rows
