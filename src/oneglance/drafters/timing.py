@@ -78,7 +78,7 @@ def measure(target: Target, drafter: MarginalDrafter) -> Costs:
         for prompt in prompts
         for cost in verify_costs(target, prompt, sizes, repeats=REPEATS, seconds=ENOUGH_S)
     ]
-    draft_ms, ingest_ms = _draft_costs(target, drafter, prompts[0])
+    draft_ms, ingest_ms = draft_costs(target, drafter, prompts[0], num_ranks=RANKS[0])
     return Costs(
         provenance=provenance(target, drafter),
         draft_ms=draft_ms,
@@ -125,7 +125,10 @@ def verify_costs(
     return found
 
 
-def _draft_costs(target: Target, drafter: MarginalDrafter, inputs: Inputs) -> tuple[float, float]:
+@torch.inference_mode()
+def draft_costs(
+    target: Target, drafter: MarginalDrafter, inputs: Inputs, *, num_ranks: int | None = None
+) -> tuple[float, float]:
     """Milliseconds of a draft pass that takes in one row, and of each further row, from the first draft of a prompt."""
     later: list[float] = []
     first = 0.0
@@ -136,7 +139,7 @@ def _draft_costs(target: Target, drafter: MarginalDrafter, inputs: Inputs) -> tu
         state.token_ids.append(root)
         draft_state = drafter.start(state)
         for step in range(REPEATS):
-            took = _timed(target, partial(drafter.marginals, root, state, draft_state, 15, RANKS[0]))
+            took = _timed(target, partial(drafter.marginals, root, state, draft_state, 15, num_ranks))
             if step == 0:
                 first = took
             elif turn:
