@@ -136,7 +136,8 @@ class Costs(BaseModel):
             ms = (1 - share) * tables[above - 1] + share * tables[above]
         else:  # one shift for all widths keeps the line convex
             ms = tables[-1] + self._ms_per_row * (context - sizes[-1])
-        return RoundCost(self.draft_ms, self.ingest_ms, *ms.tolist(), ends=self.ends)
+        measured, fitted = ms.tolist()
+        return RoundCost(self.draft_ms, self.ingest_ms, measured, fitted, self.ends)
 
 
 @dataclass(frozen=True, slots=True)

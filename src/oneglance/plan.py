@@ -114,7 +114,7 @@ def plan(
 # The check -------------------------------------------------------------------------------------------------------
 
 
-class Alive(TorchDispatchMode):
+class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of all tensors that are made inside and still alive.
 
     Attributes:
@@ -122,7 +122,7 @@ class Alive(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.peak = self._now = 0
         self._users: Counter[int] = Counter()  # tensors of each storage
 
@@ -160,7 +160,10 @@ def held(target: Target, drafter: Drafter, *, context: int, prompt: int, budget:
     context.
     """
     head = getattr(drafter, "head", None)
-    owned = [*target.model.parameters(), *(head.parameters() if isinstance(head, torch.nn.Module) else ())]
+    owned: list[Tensor] = [
+        *target.model.parameters(),
+        *(head.parameters() if isinstance(head, torch.nn.Module) else ()),
+    ]
     inputs = prompt_of(target, prompt)
     path = list(islice(cycle((1, 2, 3, 4)), budget))
     with Alive() as alive:
@@ -174,4 +177,5 @@ def held(target: Target, drafter: Drafter, *, context: int, prompt: int, budget:
             if room < 1:
                 break
             target.commit(state, range(room), path[:room])
-    return alive.peak + sum(parameter.numel() * parameter.element_size() for parameter in owned)
+    weights = sum(int(parameter.nbytes) for module in modules for parameter in module.parameters())
+    return int(alive.peak) + weights

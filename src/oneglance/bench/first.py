@@ -64,7 +64,10 @@ def first_token(decoder: Decoder, cases: Sequence[Case], *, turns: int) -> First
                     seen[name].append(took)
     middle = {name: statistics.median(own) for name, own in seen.items()}
     return FirstToken(
-        *middle.values(),
+        prefill_ms=middle["prefill"],
+        prefill_capture_ms=middle["capture"],
+        ttft_ms=middle["ours"],
+        hf_ttft_ms=middle["theirs"],
         capture_over_prefill=_ratio(seen["capture"], seen["prefill"]),
         ttft_over_hf=_ratio(seen["ours"], seen["theirs"]),
         turns=len(seen["ours"]),
