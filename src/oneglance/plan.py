@@ -160,10 +160,7 @@ def held(target: Target, drafter: Drafter, *, context: int, prompt: int, budget:
     context.
     """
     head = getattr(drafter, "head", None)
-    owned: list[Tensor] = [
-        *target.model.parameters(),
-        *(head.parameters() if isinstance(head, torch.nn.Module) else ()),
-    ]
+    modules = [target.model, *([head] if isinstance(head, torch.nn.Module) else [])]
     inputs = prompt_of(target, prompt)
     path = list(islice(cycle((1, 2, 3, 4)), budget))
     with Alive() as alive:

@@ -49,7 +49,7 @@ def test_the_table_of_options_is_of_drafters_that_exist() -> None:
     assert all(taken <= set(checks.OPTIONS) for taken in checks.TAKES.values())
 
 
-TRAINING = {"train", "train_matched", "fit_head", "heads"}  # decode, if at all, to grade what they train
+TRAINING = {"train", "train_matched", "fit_head", "eval_head"}  # decode, if at all, to grade what they train
 
 
 def test_whatever_decodes_lets_its_runner_be_chosen() -> None:
