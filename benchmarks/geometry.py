@@ -2,6 +2,7 @@
 
     python benchmarks/geometry.py --geometry 2b --dtype bfloat16 --json geometry.json
     python benchmarks/geometry.py --geometry 8b --layers 4          # as many layers as memory holds
+    python benchmarks/geometry.py --geometry mid --contexts 512 1024 2048 4096 8192 --nodes 0 15 63   # cost by context
 
 The passes are the real ones (the target's packed pass, a five-layer draft head, the loop of ``decode.py``); what is
 drafted is replaced by a tree of the same size, and how much of it is accepted is drawn from a truncated geometric
@@ -28,18 +29,25 @@ import torch.nn.functional as F
 from oneglance.accept import argmax
 from oneglance.bench.manifest import manifest
 from oneglance.core import AcceptRule, CutReason, Drafter, TokenTree, Verdict
-from oneglance.decode import decode, synchronise
+from oneglance.decode import decode
 from oneglance.drafters.block import BlockDrafter
 from oneglance.drafters.head import BlockHead, HeadConfig, kept_layers
 from oneglance.drafters.plain import NoDrafter
-from oneglance.drafters.timing import verify_costs
+from oneglance.drafters.timing import draft_costs, verify_costs
 from oneglance.stats.geometric import L
 from oneglance.targets.base import Target
+from oneglance.targets.device import synchronise
 from oneglance.targets.state import Inputs
 from oneglance.testing import tiny_target
 
-# hidden size, layers, heads, key-value heads, MLP (Qwen3-VL's config.json); head_dim 128 and 151,936 rows in all
-GEOMETRIES = {"2b": (2048, 28, 16, 8, 6144), "4b": (2560, 36, 32, 8, 9728), "8b": (4096, 36, 32, 8, 12288)}
+# hidden size, layers, heads, key-value heads, MLP (Qwen3-VL's config.json); head_dim 128 and 151,936 rows in all. "mid"
+# is no model's: of a size whose contexts can be gone through on two cores
+GEOMETRIES = {
+    "mid": (768, 12, 8, 4, 2048),
+    "2b": (2048, 28, 16, 8, 6144),
+    "4b": (2560, 36, 32, 8, 9728),
+    "8b": (4096, 36, 32, 8, 12288),
+}
 HEAD_LAYERS = 5
 LABEL = "random weights, scripted acceptance"
 
@@ -241,6 +249,30 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def over_contexts(options: argparse.Namespace) -> dict[str, Any]:
+    """The two passes alone by context: two prefills each, and no generation."""
+    target, drafter = build(options.geometry, options.layers, getattr(torch, options.dtype), options.device)
+    rows = []
+    for context in options.contexts:
+        prompt = Inputs({"input_ids": torch.arange(context, device=target.device)[None] % 200})
+        passes = verify_costs(target, prompt, options.nodes, repeats=options.repeats, seconds=options.seconds)
+        draft_ms, ingest_ms = draft_costs(target, drafter.with_budget(options.budget), prompt)
+        by_nodes = {cost.nodes: cost.ms for cost in passes}
+        rows.append({"context": context, "draft_ms": draft_ms, "ingest_ms": ingest_ms, "verify_ms": by_nodes})
+        print(
+            f"context {context}: draft {draft_ms:.2f} ms, "
+            + ", ".join(f"verify({nodes}) {ms:.2f}" for nodes, ms in by_nodes.items()),
+            flush=True,
+        )
+    return {
+        "label": LABEL,
+        "geometry": options.geometry,
+        "layers": target.num_layers,
+        "contexts": rows,
+        "manifest": manifest(dtype=options.dtype, device=target.device.type, budget=options.budget),
+    }
+
+
 def _per(arms: Sequence[dict[str, float]], name: str, unit: str) -> float:
     return sum(arm[name] for arm in arms) / sum(arm[unit] for arm in arms)
 
@@ -274,10 +306,15 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--contexts", type=int, nargs="+", help="instead: both passes alone at these rows of context")
+    parser.add_argument("--seconds", type=float, default=15.0, help="with --contexts: of verify passes, a context")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     options = parser.parse_args()
-    found = measure(options)
-    show(found)
+    if options.contexts:
+        found = over_contexts(options)
+    else:
+        found = measure(options)
+        show(found)
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from oneglance.core import BlockMarginals, SamplingParams, TokenTree
 from oneglance.decoder import Decoder, Stream
+from oneglance.drafters.rescorer import PreviousTokenBias, RescorerConfig
 from oneglance.targets.base import Target
 from oneglance.targets.chat import encode
 from oneglance.targets.state import Inputs, TargetState
@@ -39,6 +40,15 @@ def pictures(count: int, seed: int = 0) -> list[Image.Image]:
 def prompt(target: Target, num_images: int = 0, *, text: str = "hello there", seed: int = 0) -> Inputs:
     """An encoded prompt with that many pictures."""
     return encode(target, text, images=pictures(num_images, seed))
+
+
+def random_rescorer(target: Target, seed: int = 2) -> PreviousTokenBias:
+    """A rescorer that fits ``target``, of random weights, which move scores a lot."""
+    torch.manual_seed(seed)
+    made = PreviousTokenBias(RescorerConfig(rank=4, vocab_size=target.vocab_size, hidden_size=target.hidden_size))
+    for parameter in made.parameters():
+        nn.init.normal_(parameter, std=1.0)
+    return made.eval().requires_grad_(False)
 
 
 def forget(target: Target) -> None:

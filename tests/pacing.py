@@ -1,8 +1,8 @@
 """Made-up costs and simulated workloads, for the tests of the width controller. No clock runs here."""
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 from hypothesis import strategies as st
@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 from oneglance.cost import MAX_NODES, Costs, Point
 from oneglance.pace import Controller, Outlook
 from oneglance.stats.replay import Replay, replay
-from oneglance.tree import num_that_pay
 
 PROMPT = 100
+ROWS = (2, 4, 8, 16, 32, 64, MAX_NODES + 1)
 
 
 def costs_of(
     *, plain: float = 4.0, draft: float = 1.0, first: float = 4.5, slope: float = 0.05, ingest: float = 0.0
 ) -> Costs:
     """Straight lines: ``first`` ms for two rows, ``slope`` more for each further one."""
-    points = [Point(context=0, rows=rows, ms=first + slope * (rows - 2)) for rows in (2, 64, MAX_NODES + 1)]
+    points = [Point(context=0, rows=rows, ms=first + slope * (rows - 2)) for rows in ROWS]
     return Costs(draft_ms=draft, ingest_ms=ingest, verify=(Point(context=0, rows=1, ms=plain), *points))
 
 
@@ -35,6 +35,7 @@ def bent_costs(draw: st.DrawFn) -> Costs:
     return Costs(draft_ms=draw(st.floats(0.1, 5)), ingest_ms=0.0, verify=(single, *points))
 
 
+@cache
 def simulated_rounds(num_rounds: int, seed: int, *, honesty: float = 1.0, sharpness: float = 4.0) -> Replay:
     """Rounds of a head over 6 ranks and 10 offsets; the target draws from its distributions to the power ``honesty``.
 
@@ -91,8 +92,7 @@ def play(controller: Controller, answers: Iterable[int], rounds: Replay) -> Play
                 places, scores = rounds.places[at % len(rounds.places)], rounds.scores[at % len(rounds.places)]
                 at += 1
                 finite = scores[np.isfinite(scores)].tolist()
-                mass = math.exp if choice == "probe" else controller.calibration
-                count = num_that_pay(finite, mass=mass, value=controller.value(context))
+                count = controller.pick(finite, choice=choice, context=context)
                 accepted = (places[places <= count] - 1).tolist()
                 kept = min(len(accepted) + 1, length - produced)
                 played.ms += cost.drafted_ms(count) + cost.ingest_ms * outlook.waiting

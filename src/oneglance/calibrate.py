@@ -61,7 +61,8 @@ def settings_of(target: Target) -> dict[str, str]:
     """What rounding depends on."""
     attention = getattr(target.text_config, "_attn_implementation", "sdpa")
     dtype = str(target.dtype).removeprefix("torch.")
-    return {"target": target.name, "dtype": dtype, "attention": str(attention), "device": target.device.type}
+    where = {"target": target.name, "dtype": dtype, "attention": str(attention), "device": target.device.type}
+    return {**where, "passes": target.passes.name}
 
 
 def calibrate(
@@ -110,7 +111,7 @@ def delta_of(path: Path, target: Target) -> float:
     """
     try:
         stored = parse_json(path.read_text(encoding="utf-8"))
-        delta, measured = float(stored["delta"]), dict(stored["settings"])
+        delta, measured = float(stored["delta"]), {"passes": "free", **stored["settings"]}
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise InputError(f"{path} is no calibration; oneglance calibrate-gate writes one") from error
     for name, value in settings_of(target).items():

@@ -1,7 +1,8 @@
 """What a round costs on one machine, and what it is worth (§4.2, B.5). Pure: timings come from ``drafters.timing``.
 
-A packed pass over n nodes has M = n + 1 rows. Its measured times are fitted by a line that only rises and only bends
-upwards (the class in which CaDDTree's stop is exact); the single row is left out of that fit and kept as measured,
+A packed pass over n nodes has M = n + 1 rows. What it costs at the measured widths is what was measured; between them
+it is interpolated, or, where passes are padded, the next width's. Beside that stands a fit by a line that only rises
+and only bends upwards (the class in which CaDDTree's stop is exact). The single row is kept as measured in both,
 because kernels treat it apart. Between measured contexts costs are interpolated, beyond the last one extrapolated.
 """
 
@@ -20,7 +21,7 @@ from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
-from scipy.optimize import nnls
+from scipy.optimize import isotonic_regression, nnls
 
 from oneglance.core import InputError
 from oneglance.files import parse_json
@@ -55,7 +56,7 @@ class Exchange:
 
 
 class Point(BaseModel):
-    """The median time of a packed pass.
+    """The time of a packed pass.
 
     Attributes:
         context: committed rows.
@@ -78,6 +79,7 @@ class Costs(BaseModel):
         draft_ms: one draft pass with its candidates on the host, no tree.
         ingest_ms: a row of context that the drafter has not seen yet.
         verify: packed passes; the single row and at least two more numbers of rows in every context.
+        is_padded: passes have one of the measured numbers of rows and no other.
 
     Raises:
         ValueError: too few points to fit.
@@ -90,33 +92,42 @@ class Costs(BaseModel):
     draft_ms: float = Field(ge=0, le=MOST_MS)
     ingest_ms: float = Field(ge=0, le=MOST_MS)
     verify: tuple[Point, ...]
+    is_padded: bool = False
 
     def model_post_init(self, context: Any, /) -> None:
-        if not self._fits:
+        if not self._lines:
             raise ValueError("no packed pass was measured")
 
     @cached_property
-    def _fits(self) -> dict[int, list[float]]:
-        """Context → (MAX_NODES + 1,) milliseconds at n nodes, in order of context."""
-        fits = {}
+    def ends(self) -> tuple[int, ...]:
+        """Numbers of nodes that were measured in every context; the single step left out."""
+        by_context = [{p.rows - 1 for p in self.verify if p.context == size} for size in self._lines]
+        return tuple(sorted(n for n in set.intersection(*by_context) if 1 <= n <= MAX_NODES))
+
+    @cached_property
+    def _lines(self) -> dict[int, list[list[float]]]:
+        """Context → (2, MAX_NODES + 1) milliseconds at n nodes, as measured and as fitted, in order of context."""
+        lines = {}
         for size in sorted({point.context for point in self.verify}):
             own = sorted((p.rows, p.ms) for p in self.verify if p.context == size)
             wide = [(rows, ms) for rows, ms in own if rows > 1]
             if own[0][0] != 1 or len(wide) < 2:
                 raise ValueError(f"context {size}: one row and two larger passes must be measured, got {own}")
-            at = np.arange(1, MAX_NODES + 2)
-            fits[size] = [own[0][1], *fit_convex(*zip(*wide, strict=True), at=at[1:]).tolist()]
-        return fits
+            at = np.arange(2, MAX_NODES + 2)
+            rows, ms = (np.array(values, float) for values in zip(*wide, strict=True))
+            both = [as_measured(rows, ms, at=at, is_padded=self.is_padded), fit_convex(rows, ms, at=at)]
+            lines[size] = np.column_stack([[own[0][1]] * 2, both]).tolist()
+        return lines
 
     @cached_property
     def _ms_per_row(self) -> float:
         """What a further row of context adds, by the two longest contexts."""
-        (short, first), (long, last) = (*self._fits.items(), *self._fits.items())[-2:]
+        (short, first), (long, last) = (*self._lines.items(), *self._lines.items())[-2:]
         return max(0.0, float(np.mean(last) - np.mean(first)) / (long - short)) if long > short else 0.0
 
     def at(self, context: int) -> RoundCost:
         """The costs at that many committed rows."""
-        sizes, tables = list(self._fits), np.array(list(self._fits.values()))
+        sizes, tables = list(self._lines), np.array(list(self._lines.values()))
         above = int(np.searchsorted(sizes, context))
         if above == 0:
             ms = tables[0]
@@ -125,7 +136,8 @@ class Costs(BaseModel):
             ms = (1 - share) * tables[above - 1] + share * tables[above]
         else:  # one shift for all widths keeps the line convex
             ms = tables[-1] + self._ms_per_row * (context - sizes[-1])
-        return RoundCost(self.draft_ms, self.ingest_ms, ms.tolist())
+        measured, fitted = ms.tolist()
+        return RoundCost(self.draft_ms, self.ingest_ms, measured, fitted, self.ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +146,16 @@ class RoundCost:
 
     Attributes:
         draft_ms, ingest_ms: a draft pass, and a row that it must take in first.
-        verify_ms: (MAX_NODES + 1,) a packed pass by number of nodes.
+        verify_ms: (MAX_NODES + 1,) a packed pass by number of nodes, as measured.
+        fitted_ms: the same by the convex fit.
+        ends: numbers of nodes at which ``verify_ms`` was measured, increasing.
     """
 
     draft_ms: float
     ingest_ms: float
     verify_ms: list[float]
+    fitted_ms: list[float]
+    ends: tuple[int, ...]
 
     @property
     def plain_ms(self) -> float:
@@ -153,12 +169,25 @@ class RoundCost:
         share = num_nodes - int(num_nodes)
         return self.draft_ms + (1 - share) * self.verify_ms[low] + share * self.verify_ms[high]
 
-    def value(self, objective: Objective) -> Callable[[int, float], float]:
+    def value(self, objective: Objective, *, is_fitted: bool = False) -> Callable[[int, float], float]:
         """(n, tokens) → what a drafted round is worth; its draft is spent by then, and counts for every n alike."""
-        return lambda n, tokens: objective(tokens, self.draft_ms + self.verify_ms[n])
+        verify_ms = self.fitted_ms if is_fitted else self.verify_ms
+        return lambda n, tokens: objective(tokens, self.draft_ms + verify_ms[n])
 
 
-def fit_convex(rows: Sequence[float], ms: Sequence[float], *, at: Any) -> np.ndarray:
+def as_measured(rows: np.ndarray, ms: np.ndarray, *, at: np.ndarray, is_padded: bool) -> np.ndarray:
+    """Milliseconds at any number of rows, from (P,) points in order of rows: more rows never cost less.
+
+    Between points the line is straight, or with ``is_padded`` the next point's; beyond the last one it goes on as the
+    convex fit does.
+    """
+    rising = isotonic_regression(ms).x
+    beyond = np.maximum(fit_convex(rows, ms, at=at) - fit_convex(rows, ms, at=rows[-1:]), 0.0)
+    inside = rising[np.minimum(np.searchsorted(rows, at), len(rows) - 1)] if is_padded else np.interp(at, rows, rising)
+    return np.asarray(inside + beyond)
+
+
+def fit_convex(rows: Sequence[float] | np.ndarray, ms: Sequence[float] | np.ndarray, *, at: Any) -> np.ndarray:
     """Least squares of relative errors among non-negative, non-decreasing, convex lines with knots at the points.
 
     Args:

@@ -25,6 +25,7 @@ from oneglance.core import (
     TokenTree,
 )
 from oneglance.targets.base import Target
+from oneglance.targets.device import synchronise
 from oneglance.targets.loading import is_out_of_memory
 from oneglance.targets.state import TargetState
 
@@ -74,7 +75,6 @@ def decode(
         drafted_at = time.perf_counter()
         try:
             tree, rows = verify(state, root, drafted)
-            synchronise(rows.device)
             verified_at = time.perf_counter()
             verdict = accept(tree, rows, state.token_ids)
             kept = verdict.token_ids[: len(keeper.push(verdict.token_ids))]
@@ -105,13 +105,6 @@ def decode(
         index += 1
 
 
-def synchronise(device: torch.device) -> None:
-    """Wait for a device's kernels, so that their time is not taken for that of the next step. The accept rule, which
-    copies from the rows, would wait for them anyway."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-
-
 class Verifier:
     """Verify passes that fit into memory: one that does not is repeated with half the tree, then without one.
 
@@ -134,8 +127,7 @@ class Verifier:
         while True:
             try:
                 rows = self._target.verify(state, root, tree)
-                if rows.is_cuda:  # the accept rule reads them next: to wait here costs nothing, and keeps stages apart
-                    torch.cuda.synchronize(rows.device)
+                synchronise(rows.device)  # a pass that failed on the device says so here
                 return tree, rows
             except (RuntimeError, MemoryError) as error:
                 if not len(tree) or not is_out_of_memory(error):

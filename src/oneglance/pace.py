@@ -4,8 +4,8 @@ Two decisions a round, from measured costs (``cost.Costs``) and from what earlie
 
 - before the draft, which is spent once it has run: is the answer likely to go on long enough, and are enough tokens
   accepted, for a drafted round to be cheaper than a single step?
-- after it: nodes are taken while the next one's mass pays for its rows (``tree.cost_aware``). A head's own scores
-  promise more than is accepted; ``Calibration`` learns by how much.
+- after it: of the widths that were measured, the one whose tokens are worth their time (``tree.best_end``). A head's
+  own scores promise more than is accepted; ``Calibration`` learns by how much.
 
 Whatever is decided, the text is the target's: a smaller tree is a tree, and no tree is plain decoding.
 """
@@ -13,18 +13,19 @@ Whatever is decided, the text is the target's: a smaller tree is a tree, and no 
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 from scipy.optimize import isotonic_regression
 
 from oneglance.core import BlockMarginals, TokenTree
-from oneglance.cost import Costs, Exchange, Objective, RoundCost, throughput
-from oneglance.tree import cost_aware
+from oneglance.cost import MAX_NODES, Costs, Exchange, Objective, RoundCost, throughput
+from oneglance.tree import best_end, cost_aware, num_that_pay
 
 STEP_NATS = 0.5  # between knots of the calibration
 NUM_KNOTS = 25  # down to a mass of e^-12
@@ -34,12 +35,15 @@ BUCKET = 64  # rows of context that share their costs
 MEMORY = 500.0  # rounds: older ones fade out of calibration and exchange rate
 RECENT = 20.0  # drafted rounds: older ones fade out of the acceptance length
 NUM_LENGTHS = 64  # answers whose length is remembered
+RANKS = (32, 64, MAX_NODES)  # candidates an offset; a tree of N nodes needs no more than N
 COLD_TAU, COLD_NODES, COLD_LENGTH = 4.0, 15.0, 64  # until rounds and answers tell; they make a cold controller draft
 WARM_ROUNDS = 8  # before an exchange rate exists
 PROBE_SHARE = 0.01  # of the time, for drafts that are not expected to pay
 
 
 Choice = Literal["plain", "draft", "probe"]
+Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 
 class Calibration:
@@ -148,12 +152,14 @@ class Controller:
     Attributes:
         costs: measured.
         rule: ``exchange`` or ``throughput``, a key of ``RULES``.
+        compares_all: every number of nodes by the convex fit, with CaDDTree's stop, instead of the measured widths.
         calibration: of the head's scores.
         num_rounds: learned from so far; a controller is cold until ``WARM_ROUNDS``.
     """
 
     costs: Costs
     rule: str = "exchange"
+    compares_all: bool = False
     calibration: Calibration = field(default_factory=Calibration)
     num_rounds: int = 0
 
@@ -162,7 +168,7 @@ class Controller:
         self._tau = Fading(RECENT, 2 * COLD_TAU, 2.0)  # tokens, drafted rounds
         self._nodes = Fading(RECENT, 2 * COLD_NODES, 2.0)
         self._answers: deque[int] = deque(maxlen=NUM_LENGTHS)
-        self._lengths: Counter[int] = Counter()
+        self._lengths = self._counts = np.zeros(0, np.int64)  # distinct lengths of answers, and how often each was
         self._costs_at = cache(lambda bucket: self.costs.at(bucket * BUCKET))
         self._elapsed_ms = self._lost_ms = 0.0
 
@@ -190,39 +196,43 @@ class Controller:
         ingest = cost.ingest_ms * outlook.waiting
         drafted, tau, plain = cost.drafted_ms(self._nodes.ratio), self._tau.ratio, cost.plain_ms
 
-        def to_the_end(left: int) -> float:
-            return ingest + drafted + min(drafted / tau, plain) * max(0.0, left - tau)
+        def to_the_end(left: Ints) -> Array:
+            return np.asarray(ingest + drafted + min(drafted / tau, plain) * np.maximum(0.0, left - tau))
 
-        gain = total = 0.0
-        for left, count in self._lengths_left(outlook):
-            later = min(to_the_end(left - 1), plain * (left - 1)) if left > 1 else 0.0
-            gain += count * (plain + later - to_the_end(left))
-            total += count
-        return gain / total
+        left, counts = self._lengths_left(outlook)
+        later = np.where(left > 1, np.minimum(to_the_end(left - 1), plain * (left - 1)), 0.0)
+        return float(counts @ (plain + later - to_the_end(left)) / counts.sum())
 
     def _expects_a_whole_round(self, outlook: Outlook) -> bool:
         """Whether a draft is likely to teach anything: a round that the text's end cuts does not."""
-        counts = list(self._lengths_left(outlook))
-        return sum(left * count for left, count in counts) > COLD_TAU * sum(count for _, count in counts)
+        left, counts = self._lengths_left(outlook)
+        return bool(counts @ left > COLD_TAU * counts.sum())
 
-    def _lengths_left(self, outlook: Outlook) -> Iterator[tuple[int, int]]:
+    def _lengths_left(self, outlook: Outlook) -> tuple[Ints, Ints]:
         """Tokens still to come and how often, by every answer longer than this one is; a long one is always among."""
-        yield min(COLD_LENGTH, outlook.room), 1
-        for length, count in self._lengths.items():
-            if length > outlook.produced:
-                yield min(length - outlook.produced, outlook.room), count
+        is_longer = self._lengths > outlook.produced
+        left = np.append(self._lengths[is_longer] - outlook.produced, COLD_LENGTH)
+        return np.minimum(left, outlook.room), np.append(self._counts[is_longer], 1)
 
     def _at(self, context: int) -> RoundCost:
         return self._costs_at(context // BUCKET)
 
     def policy(self, choice: Choice, context: int) -> Callable[[BlockMarginals, int], TokenTree]:
         """The tree policy of a round that drafts; a probe takes the head at its word, or it would learn nothing."""
-        mass = math.exp if choice == "probe" else self.calibration
-        return partial(cost_aware, mass=mass, value=self.value(context))
+        return partial(cost_aware, pick=partial(self.pick, choice=choice, context=context))
 
-    def value(self, context: int) -> Callable[[int, float], float]:
-        """(n, 1 + Φ(n)) → what the round is worth by the rule."""
-        return self._at(context).value(RULES[self.rule](self))
+    def pick(self, scores: Iterable[float], *, choice: Choice, context: int) -> int:
+        """How many nodes the round gets, from log scores, best first."""
+        cost, mass = self._at(context), math.exp if choice == "probe" else self.calibration
+        value = cost.value(RULES[self.rule](self), is_fitted=self.compares_all)
+        if self.compares_all:
+            return num_that_pay(scores, mass=mass, value=value)
+        return best_end(scores, mass=mass, value=value, ends=cost.ends)
+
+    @property
+    def num_ranks(self) -> int:
+        """Candidates an offset that trees as wide as the recent ones can use; more would only cost time."""
+        return next((ranks for ranks in RANKS if ranks >= self._nodes.ratio), RANKS[-1])
 
     def learn(
         self, choice: Choice, outlook: Outlook, scores: Sequence[float], accepted: Sequence[int] | None, num_kept: int
@@ -256,7 +266,7 @@ class Controller:
     def finished(self, num_tokens: int) -> None:
         """An answer ended by itself, or at its cap, after that many tokens."""
         self._answers.append(num_tokens)
-        self._lengths = Counter(self._answers)
+        self._lengths, self._counts = np.unique(self._answers, return_counts=True)
 
     def learned(self) -> dict[str, Any]:
         """What is kept beside the costs: the calibration. Lengths and rates belong to a workload and are not."""

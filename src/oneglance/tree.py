@@ -72,16 +72,13 @@ def best_first(marginals: BlockMarginals, budget: int) -> TokenTree:
     return _tree_of(list(islice(in_order(marginals), budget)))
 
 
-def cost_aware(
-    marginals: BlockMarginals, budget: int, *, mass: Callable[[float], float], value: Callable[[int, float], float]
-) -> TokenTree:
+def cost_aware(marginals: BlockMarginals, budget: int, *, pick: Callable[[Iterable[float]], int]) -> TokenTree:
     """The best-first tree, only as wide as it pays, in the order of ``best_first`` (B.5).
 
     Args:
         marginals: top-K of each offset.
         budget: the most nodes, root excluded.
-        mass: log score of a node → probability that it is accepted, non-decreasing.
-        value: (n, 1 + Φ(n)) → what a round with n nodes is worth (``cost.Objective``).
+        pick: log scores, best first → how many nodes to take; it need not look at all of them.
     """
     nodes: list[Node] = []
 
@@ -90,13 +87,43 @@ def cost_aware(
             nodes.append(node)
             yield node.score
 
-    return _tree_of(nodes[: num_that_pay(scores(), mass=mass, value=value)])
+    return _tree_of(nodes[: pick(scores())])
+
+
+def best_end(
+    scores: Iterable[float],
+    *,
+    mass: Callable[[float], float],
+    value: Callable[[int, float], float],
+    ends: Sequence[int],
+) -> int:
+    """Which of a few widths is worth the most; costs may be any. Looks no further than a width that could still win.
+
+    Args:
+        scores: log scores, best first; where they run out, all of them are a width as well.
+        mass: log score of a node → probability that it is accepted, non-decreasing.
+        value: (n, 1 + Φ(n)) → what a round with n nodes is worth (``cost.Objective``), increasing in Φ.
+        ends: the widths, increasing.
+    """
+    tokens, size, count, highest = 1.0, 0, 0, value(0, 1.0)
+    own = iter(scores)
+    for place, end in enumerate(ends):
+        for score in islice(own, end - size):
+            last = mass(score)
+            tokens += last
+            size += 1
+        worth = value(size, tokens)
+        if size and worth > highest:
+            count, highest = size, worth
+        if size < end or all(value(n, tokens + (n - size) * last) <= highest for n in ends[place + 1 :]):
+            break
+    return count
 
 
 def num_that_pay(
     scores: Iterable[float], *, mass: Callable[[float], float], value: Callable[[int, float], float]
 ) -> int:
-    """How many nodes make a round worth the most; looks one node past them.
+    """How many nodes make a round worth the most, of any number, at convex costs; looks one node past them.
 
     Masses fall, and what further nodes cost does not, so the value has one peak over n ≥ 1 and the first node that does
     not raise it ends the search. The single step, n = 0, lies off that curve (one row runs other kernels than two) and
@@ -104,7 +131,7 @@ def num_that_pay(
 
     Args:
         scores: log scores, best first.
-        mass, value: as for ``cost_aware``.
+        mass, value: as for ``best_end``.
     """
     tokens, count, highest = 1.0, 0, -np.inf
     for score in scores:

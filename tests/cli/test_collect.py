@@ -19,6 +19,7 @@ from .conftest import Run
         (["--tasks", "docvqa", "--limit", "1", "--split", "test"], "--split takes train or eval"),
         (["--tasks", "docvqa", "--limit", "1", "--max-new-tokens", "1"], "at least two answer tokens"),
         (["--tasks", "docvqa", "--limit", "1", "--on-bad-sample", "cry"], "takes skip or error"),
+        (["--tasks", "docvqa", "--limit", "1", "--url", "http://h:1", "--runner", "eager"], "drop --runner eager"),
         (["--tasks", "docvqa", "--limit", "1", "--url", "localhost"], "takes http://host:port"),
         (
             ["--tasks", "docvqa", "--limit", "1", "--url", "http://x", "--head", "builtin:reader"],

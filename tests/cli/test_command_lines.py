@@ -1,12 +1,15 @@
 """Hostile command lines: one line on stderr that names the fix, exit code 2, and nothing is begun or made."""
 
+import inspect
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from oneglance import commands
 from oneglance.commands import checks
 from oneglance.core import InputError
 from oneglance.drafters import installed, prepare
@@ -44,6 +47,24 @@ def test_options_that_a_drafter_ignores_are_refused_by_name(run: Run, command: s
 def test_the_table_of_options_is_of_drafters_that_exist() -> None:
     assert set(checks.TAKES) <= set(installed())
     assert all(taken <= set(checks.OPTIONS) for taken in checks.TAKES.values())
+
+
+TRAINING = {"train", "train_matched", "fit_head", "eval_head"}  # decode, if at all, to grade what they train
+
+
+def test_whatever_decodes_lets_its_runner_be_chosen() -> None:
+    """A command that opens a target on some number of threads has all the options of how it runs."""
+    seen = set()
+    for path in sorted(Path(commands.__path__[0]).glob("*.py")):
+        module = import_module(f"{commands.__name__}.{path.stem}")
+        for name, function in inspect.getmembers(module, inspect.isfunction):
+            known = inspect.signature(function).parameters
+            is_command = function.__module__ == module.__name__ and "json" in known and not name.startswith("_")
+            has_threads = "threads" in known and known["threads"].annotation == "options.Threads"
+            if is_command and has_threads and name not in TRAINING:
+                assert known["runner"].annotation == "options.Runner", f"{path.stem}.{name}"
+                seen.add(name)
+    assert {"rounds", "image", "calibrate_gate", "conditioning", "layers", "report", "doctor", "collect"} <= seen
 
 
 @pytest.mark.parametrize("name", ["block:rescorer=none:rescorer=auto", "ngram:max_ngram=3:max_ngram=3"])

@@ -272,6 +272,15 @@ def test_cost_adds_up(run: Run, tiny: tuple[object, ...]) -> None:
     assert found["t_plain_ms"] > 0
     assert found["budget"] == 7
     assert [v["nodes"] for v in found["verify"]] == [0, 7]
+    first = found["first_token"]
+    assert first["turns"] == 2
+    assert min(first[name] for name in ("prefill_ms", "prefill_capture_ms", "ttft_ms", "hf_ttft_ms")) > 0
+    bars = {bar["name"]: bar for bar in found["bars"]}
+    assert set(bars) == {"host_share", "build_and_pack_ms", "efficiency", "capture_over_prefill", "ttft_over_hf"}
+    assert bars["host_share"]["value"] == found["host_share"]
+    assert bars["host_share"]["is_met"] == (found["host_share"] <= 0.1)
+    assert bars["ttft_over_hf"]["value"] == first["ttft_over_hf"]
+    assert bars["efficiency"]["value"] > 0
     assert "sequential drafter" in found["regression"]["reason"]
 
 

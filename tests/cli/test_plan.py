@@ -23,6 +23,13 @@ def test_plan_is_the_loaded_targets_size(run: Run, text_target: Path, text_head:
     assert plain["context"] == 1024
 
 
+def test_a_plan_is_checked_against_what_decoding_holds(run: Run, text_target: Path, text_head: Path) -> None:
+    words = ("plan", "--target", text_target, "--head", text_head, "--context", 300, "--prompt", 100, "--budget", 31)
+    found = run(*words, "--check", "--json")
+    assert found.code == 0
+    assert found.json["target"] + found.json["head"] < found.json["measured"] <= found.json["total"]
+
+
 def test_plan_needs_no_weights(run: Run, text_target: Path, text_head: Path, tmp_path: Path) -> None:
     bare = []
     for folder in (text_target, text_head):

@@ -13,10 +13,11 @@ from torch import Tensor
 from helpers import decode_ids, decoyed_tree, hf_forward, hf_generate, prompt, start, walk
 from oneglance.core import EMPTY_TREE, DraftError, InputError
 from oneglance.decoder import Decoder
-from oneglance.drafters.block import GROWTH, BlockDrafter, DraftState, packed_bytes, to_host, unpacked
+from oneglance.drafters.block import BlockDrafter, DraftState, packed_bytes, to_host, unpacked
 from oneglance.drafters.checkpoint import HeadCheckpoint
 from oneglance.drafters.head import BlockHead, HeadConfig
 from oneglance.targets.base import Target
+from oneglance.targets.kv import GROWTH
 from oneglance.targets.state import Inputs
 from oneglance.testing import tiny_head, tiny_head_config, tiny_target
 from oneglance.tree import best_first, chain
@@ -228,7 +229,7 @@ def test_bind_gives_the_head_the_targets_type() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_draft_cache_is_what_was_appended(seed: int) -> None:
-    rng, state = random.Random(seed), DraftState(0, [])
+    rng, state = random.Random(seed), DraftState()
     expected: list[list[Tensor]] = [[], [], [], []]
     for _ in range(12):
         size = rng.choice([1, 2, 16, GROWTH - 1, GROWTH, GROWTH + 1, 3 * GROWTH])

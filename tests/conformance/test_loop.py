@@ -12,12 +12,12 @@ from conformance import checks
 from conformance.conftest import tiny
 from helpers import PlannedDrafter, counting, decode_ids, hf_generate, hooks_of, pictures, prompt, seen_by
 from oneglance.core import DraftError, InputError, OneglanceWarning, SamplingParams, TokenTree
-from oneglance.decode import synchronise
 from oneglance.decoder import Decoder
 from oneglance.drafters.block import BlockDrafter
 from oneglance.drafters.head import BlockHead, HeadConfig
 from oneglance.drafters.plain import NoDrafter
 from oneglance.targets.base import Target
+from oneglance.targets.device import synchronise
 from oneglance.targets.state import Inputs
 from oneglance.testing import FAMILIES, ScriptedDrafter, failing_drafter, tiny_head, tiny_head_config, tiny_target
 from oneglance.tree import chain

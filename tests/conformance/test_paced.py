@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from helpers import decode_ids, hf_generate, prompt, start
+from helpers import decode_ids, hf_generate, prompt, random_rescorer, start
 from oneglance.audit import Case, audit
 from oneglance.core import EMPTY_TREE, DraftError, InputError, OneglanceWarning, SamplingParams
 from oneglance.cost import MAX_NODES
@@ -18,8 +18,10 @@ from oneglance.drafters import paced, timing
 from oneglance.drafters.block import BlockDrafter
 from oneglance.drafters.ngram import prepare as prepare_ngram
 from oneglance.drafters.paced import Paced, at_budget
-from oneglance.drafters.timing import measure, verify_costs
+from oneglance.drafters.timing import measure, provenance, verify_costs
 from oneglance.pace import Choice, Controller, Outlook
+from oneglance.runner.execution import Direct
+from oneglance.runner.static import StaticShape
 from oneglance.targets.base import Target
 from oneglance.targets.passes import FixedShape
 from oneglance.testing import FAMILIES, tiny_head, tiny_target
@@ -188,6 +190,34 @@ def test_measuring_times_every_width_in_every_context(qwen3: Target) -> None:
     assert costs.provenance["threads"] == torch.get_num_threads()
     (one,) = verify_costs(qwen3, prompt(qwen3), [3], repeats=5, seconds=0.0)
     assert one.repeats == 3, "three turns at least, and no more once the time is up"
+
+
+def test_of_padded_passes_the_full_ones_are_measured(qwen3: Target) -> None:
+    """Between them a pass costs what the next one costs, and no width between is compared."""
+    costs = measure(qwen3.with_passes(StaticShape(Direct())), bound(qwen3, budget=MAX_NODES))
+    assert costs.is_padded
+    assert costs.ends == (15, 31, 63, 127)
+    assert costs.at(24).verify_ms[3] == costs.at(24).verify_ms[15]
+
+
+def test_scores_of_another_kind_have_a_file_of_their_own(qwen3: Target) -> None:
+    """What was learned of marginals says nothing of conditioned scores."""
+    plain, conditioned = bound(qwen3), bound(qwen3, rescorer=random_rescorer(qwen3))
+    assert provenance(qwen3, plain) != provenance(qwen3, conditioned)
+
+
+def test_a_draft_looks_at_no_more_ranks_than_its_tree_can_use(qwen3: Target) -> None:
+    drafter = bound(qwen3, budget=MAX_NODES)
+    asked: list[int] = []
+    marginals = drafter.marginals
+    drafter.marginals = lambda *args: (asked.append(args[-1]), marginals(*args))[1]  # type: ignore[method-assign,func-returns-value]
+    auto = Paced(drafter, Controller(costs_of()))
+    generation = decode_ids(Decoder(qwen3, auto), prompt(qwen3), 12).generation
+    assert generation.token_ids == hf_generate(qwen3, prompt(qwen3), 12)
+    assert set(asked) == {auto.controller.num_ranks} == {32}
+    state, root = start(qwen3, prompt(qwen3), drafter.target_layer_ids)
+    found = marginals(root, state, drafter.start(state), 15, 4)
+    assert found.token_ids.shape[1] == 4
 
 
 def test_costs_are_measured_once(qwen3: Target, quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,27 +1,36 @@
 """Runners: packed passes in static shapes, by each execution, are the target's own."""
 
+import inspect
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from conformance import checks
 from conformance.conftest import tiny
-from helpers import hf_generate, prompt, start
+from helpers import hf_generate, prompt, random_rescorer, start
 from oneglance.audit import Case, audit
-from oneglance.core import EMPTY_TREE, InputError, OneglanceWarning, TokenTree
+from oneglance.core import EMPTY_TREE, BlockMarginals, InputError, OneglanceWarning, TokenTree
 from oneglance.drafters.block import BlockDrafter
+from oneglance.drafters.head import BlockHead, HeadConfig
 from oneglance.drafters.plain import NoDrafter
 from oneglance.runner import RUNNERS, with_runner
-from oneglance.runner.execution import Captured, Compiled, CudaGraphs, Direct, Execution, Outputs
+from oneglance.runner.execution import Captured, Compiled, CudaGraphs, Direct
 from oneglance.runner.static import StaticShape, width_of
 from oneglance.targets import kv
 from oneglance.targets.base import Target
+from oneglance.targets.passes import FreeShape
 from oneglance.targets.state import EMBEDDING, Inputs, TargetState
-from oneglance.testing import FAMILIES, lucky_drafter, tiny_head, tiny_target
+from oneglance.targets.static import Execution, Outputs
+from oneglance.testing import FAMILIES, lucky_drafter, tiny_head, tiny_head_config, tiny_target
+from oneglance.tree import chain, from_path
 
 STATIC_FAMILIES = tuple(family for family in FAMILIES if family != "mllama")
 HUGE = 1e30
@@ -33,6 +42,7 @@ class StubGraphs:
 
     def __init__(self) -> None:
         self.recorded = self.replayed = 0
+        self.is_working = False
 
     def record(self, work: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
         self.recorded += 1
@@ -40,11 +50,30 @@ class StubGraphs:
 
         def replay() -> None:
             self.replayed += 1
+            self.is_working = True
             again, states = work()
+            self.is_working = False
             for place, tensor in zip((rows, *features), (again, *states), strict=True):
                 place.copy_(tensor)
 
         return replay, (rows, features)
+
+
+class Allocations(TorchDispatchMode):
+    """Bytes of the tensors that are made outside of recorded work."""
+
+    def __init__(self, stub: StubGraphs) -> None:
+        super().__init__()
+        self.stub, self.sizes = stub, list[int]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            is_new = isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() not in before
+            if is_new and not self.stub.is_working:
+                self.sizes.append(tensor.untyped_storage().nbytes())
+        return out
 
 
 EXECUTIONS: dict[str, Callable[[], Execution]] = {"static": Direct, "graphs": lambda: Captured(StubGraphs())}
@@ -157,6 +186,150 @@ def test_sequences_take_turns(target: Target) -> None:
     assert tokens == expected
 
 
+# Drafts -------------------------------------------------------------------------------------------------------------
+
+
+def head_with(target: Target, **options: Any) -> BlockHead:
+    torch.manual_seed(0)
+    config = HeadConfig.from_checkpoint(tiny_head_config(target)).model_copy(update=options)
+    return BlockHead(config).eval().requires_grad_(False)
+
+
+def drafters(target: Target, **options: Any) -> tuple[BlockDrafter, BlockDrafter]:
+    """The same head with passes as they are, and in static shapes."""
+    head = head_with(target, **options)
+    plain = target.with_passes(FreeShape())
+    return BlockDrafter(head, plain, budget=31), BlockDrafter(head, target, budget=31)
+
+
+def marginals_along(
+    drafter: BlockDrafter, inputs: Inputs, steps: Sequence[int], num_ranks: int | None = None, *, poisoned: bool = False
+) -> list[BlockMarginals]:
+    """Marginals at roots along one text that is committed in strides of these lengths."""
+    target = drafter.target.with_passes(FreeShape())
+    state, root = start(target, inputs, drafter.target_layer_ids)
+    draft_state, found = drafter.start(state), []
+    for step in steps:
+        if poisoned:
+            for layer in draft_state.layers:
+                for room in layer.room or ():
+                    room[:, :, draft_state.length :] = HUGE
+        found.append(drafter.marginals(root, state, draft_state, 15, num_ranks))
+        assert draft_state.length == state.length
+        ahead = [5 + i for i in range(step)]
+        target.verify(state, root, from_path(ahead[:-1]))
+        target.commit(state, range(step), ahead)
+        root = ahead[-1]
+    return found
+
+
+def assert_alike(found: Sequence[BlockMarginals], expected: Sequence[BlockMarginals]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one.log_q, other.log_q, atol=2e-5)
+        assert (one.token_ids[:, 0] == other.token_ids[:, 0]).all()
+        assert (one.log_q_given is None) == (other.log_q_given is None)
+        if one.log_q_given is not None and other.log_q_given is not None:
+            np.testing.assert_allclose(one.log_q_given, other.log_q_given, atol=2e-4)
+
+
+STRIDES = (1, 3, 16, 17, 40, 2, 16)  # nothing padded, some, all of a block, and more than a block
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("poisoned", [False, True])
+def test_a_static_draft_is_the_eager_one(target: Target, poisoned: bool) -> None:
+    """Whatever number of rows is waiting, whatever lies in rows that are not there yet."""
+    free, fixed = drafters(target)
+    inputs = prompt(target, 1 if target.takes_images else 0)
+    assert fixed._static is not None
+    assert free._static is None
+    assert_alike(marginals_along(fixed, inputs, STRIDES, poisoned=poisoned), marginals_along(free, inputs, STRIDES))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_a_static_draft_knows_windows_rescorers_and_ranks(execution: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv, "GROWTH", 32)
+    target = static("qwen3", execution)
+    free, fixed = (
+        BlockDrafter(drafter.head, drafter.target, budget=31, rescorer=random_rescorer(target))
+        for drafter in drafters(target, layer_types=("full_attention", "sliding_attention"), sliding_window=9)
+    )
+    for num_ranks in (None, 4):
+        found = [marginals_along(d, prompt(target), STRIDES, num_ranks) for d in (fixed, free)]
+        assert_alike(*found)
+        assert found[0][0].log_q_given is not None
+
+
+def test_a_draft_at_the_end_of_the_heads_context_is_shorter(target: Target) -> None:
+    """No block fits there any more: that pass runs as it is."""
+    inputs = prompt(target)
+    length = len(inputs.token_ids) + 24
+    head = head_with(target, max_position_embeddings=length)
+    reference = hf_generate(target, inputs, 22)
+    assert checks.check_identity(target, BlockDrafter(head, target, budget=7), inputs, reference)
+
+
+def test_text_with_static_drafts_is_the_targets_own(target: Target) -> None:
+    inputs = prompt(target, 1 if target.takes_images else 0)
+    reference = hf_generate(target, inputs, 40)
+    for budget in (1, 15, 63):
+        drafter = BlockDrafter(tiny_head(target), target, budget=budget, rescorer=random_rescorer(target))
+        checks.check_identity(target, drafter, inputs, reference)
+        checks.check_identity(target, drafter.with_policy(chain, 5), inputs, reference)
+
+
+def test_recorded_drafts_see_the_same_addresses_and_allocate_nothing_large() -> None:
+    """One recording serves all sequences of a capacity; in a round nothing as large as a mask or a room is made."""
+    stub = StubGraphs()
+    target = static("qwen3", Captured(stub))
+    drafter = BlockDrafter(tiny_head(target), target, budget=15)
+    places, made = set(), []
+    for seed in range(3):
+        state, root = start(target, prompt(target, seed=seed), drafter.target_layer_ids)
+        draft_state = drafter.start(state)
+        for turn in range(4):
+            with torch.inference_mode(), Allocations(stub) as seen:
+                drafter.marginals(root, state, draft_state, 15)
+            if turn:  # before the first one a sequence makes rooms of its own
+                made.append(max(seen.sizes, default=0))
+            places.add(tuple(part.data_ptr() for layer in draft_state.layers for part in layer.room or ()))
+            target.verify(state, root, EMPTY_TREE)
+            target.commit(state, [0], [root])
+    assert stub.recorded == 2, "one for drafts, one for single rows"
+    assert len(places) == 1, "a later prompt's keys and values lie where the first one's did"
+    assert max(made) <= 15 * target.vocab_size * 4, "nothing larger than the logits, which are copied out"
+
+
+def test_sizes_of_one_head_share_what_was_recorded() -> None:
+    stub = StubGraphs()
+    target = static("qwen3", Captured(stub))
+    drafter = BlockDrafter(tiny_head(target), target, budget=15, branch_k=8)
+    inputs = prompt(target)
+    reference = hf_generate(target, inputs, 8)
+    checks.check_identity(target, drafter, inputs, reference)
+    before = stub.recorded
+    checks.check_identity(target, drafter.with_budget(12), inputs, reference)
+    assert stub.recorded == before
+
+
+def test_a_draft_that_cannot_be_recorded_leaves_the_targets_passes_recorded() -> None:
+    class NoDrafts(StubGraphs):
+        def record(self, work: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
+            if "StaticDraft" in repr(inspect.getclosurevars(work).nonlocals["run"]):
+                raise RuntimeError("topk cannot be captured")
+            return super().record(work)
+
+    stub = NoDrafts()
+    target = static("qwen3", Captured(stub))
+    inputs = prompt(target)
+    reference = hf_generate(target, inputs, 8)
+    with pytest.warns(OneglanceWarning, match="topk cannot be captured") as said:
+        checks.check_identity(target, BlockDrafter(tiny_head(target), target, budget=15), inputs, reference)
+    assert len(said) == 1
+    assert stub.replayed > 0
+
+
 # Graphs -------------------------------------------------------------------------------------------------------------
 
 
@@ -226,7 +399,7 @@ def test_compiled_passes_are_the_targets_own_and_compiled_once_a_width(monkeypat
         checks.check_identity(target, drafter, inputs, truth)
         checks.check_identity(target, NoDrafter(), inputs, truth)
     assert counters["stats"]["unique_graphs"] == compiled
-    assert compiled <= 4, f"{compiled} programs: more than one for a width and a set of kept layers"
+    assert compiled <= 5, f"{compiled} programs: more than one for a width and a set of kept layers, and for drafts"
 
 
 # Choice -------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 import json
 import math
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from oneglance.cost import (
     Exchange,
     Objective,
     Point,
+    as_measured,
     cache_file,
     cache_folder,
     fit_convex,
@@ -23,7 +26,7 @@ from oneglance.cost import (
     throughput,
     write_costs,
 )
-from oneglance.tree import best_first, cost_aware, num_that_pay
+from oneglance.tree import best_end, best_first, cost_aware, num_that_pay
 from pacing import bent_costs, costs_of
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -110,9 +113,78 @@ def test_a_cost_aware_tree_is_the_start_of_the_best_first_one(
     log_q = np.log(-np.sort(-rng.dirichlet(np.full(5, 0.5), 4), axis=1))
     rows = np.log(rng.dirichlet(np.full(5, 0.5), (3, 5))) if is_conditioned else None
     given_marginals = BlockMarginals(np.arange(20).reshape(4, 5), log_q, rows)
-    tree = cost_aware(given_marginals, budget, mass=math.exp, value=costs.at(0).value(objective))
-    assert tree == best_first(given_marginals, len(tree))
-    assert len(tree) <= budget
+    cost = costs.at(0)
+    every = partial(num_that_pay, mass=math.exp, value=cost.value(objective, is_fitted=True))
+    few = partial(best_end, mass=math.exp, value=cost.value(objective), ends=cost.ends)
+    for pick in (every, few):
+        tree = cost_aware(given_marginals, budget, pick=pick)
+        assert tree == best_first(given_marginals, len(tree))
+        assert len(tree) <= budget
+
+
+steps = st.lists(st.floats(0.1, 30), min_size=128, max_size=128)
+
+
+@given(
+    st.lists(st.floats(-9, 0), max_size=60),
+    steps,
+    objectives,
+    st.lists(st.integers(1, 60), min_size=1, max_size=6, unique=True),
+)
+def test_the_best_of_a_few_widths_is_found_at_any_costs(
+    scores: list[float], ms: list[float], objective: Objective, ends: list[int]
+) -> None:
+    """Against all of them, and the single step; what is not looked at could not have won."""
+    scores, ends = sorted(scores, reverse=True), sorted(ends)
+
+    def worth(n: int) -> float:
+        return objective(1 + sum(map(math.exp, scores[:n])), ms[n])
+
+    count = best_end(scores, mass=math.exp, value=lambda n, tokens: objective(tokens, ms[n]), ends=ends)
+    reached = {0, *(end for end in ends if end <= len(scores)), min(len(scores), ends[-1])}
+    assert count in reached
+    assert worth(count) == pytest.approx(max(map(worth, reached)), rel=1e-9, abs=1e-9)
+
+
+def test_widths_that_cannot_win_are_not_grown() -> None:
+    seen: list[float] = []
+
+    def scores() -> Iterator[float]:
+        for place in range(127):
+            seen.append(-0.5 * place)
+            yield seen[-1]
+
+    value = costs_of(plain=2.0, draft=1.0, first=2.0, slope=0.1).at(0).value(Exchange(1.0))
+    assert best_end(scores(), mass=math.exp, value=value, ends=(3, 7, 15, 31, 63, 127)) == 7
+    assert len(seen) == 7, "the last mass says that no further width can win"
+
+
+ROWS = np.array([2.0, 8.0, 16.0, 64.0])
+
+
+def test_measured_costs_are_kept_and_never_fall() -> None:
+    ms = np.array([5.0, 7.0, 6.0, 12.0])
+    line = as_measured(ROWS, ms, at=np.arange(2, 129), is_padded=False)
+    assert line[[0, 6, 14, 62]] == pytest.approx([5.0, 6.5, 6.5, 12.0]), "two that contradict each other share a mean"
+    assert (np.diff(line) >= 0).all()
+    assert line[-1] > 12.0, "what lies beyond is more, not the same"
+    honest = np.array([5.0, 6.0, 7.0, 12.0])
+    assert as_measured(ROWS, honest, at=ROWS, is_padded=False) == pytest.approx(honest)
+
+
+def test_padded_passes_cost_what_the_next_width_costs() -> None:
+    points = [Point(context=9, rows=r, ms=float(ms)) for r, ms in ((1, 4), (16, 5), (32, 9), (64, 12), (128, 30))]
+    costs = Costs(draft_ms=1.0, ingest_ms=0.0, verify=tuple(points), is_padded=True)
+    cost = costs.at(9)
+    assert costs.ends == cost.ends == (15, 31, 63, 127)
+    assert [cost.verify_ms[n] for n in (0, 1, 15, 16, 31, 32, 127)] == pytest.approx([4, 5, 5, 9, 9, 12, 30])
+    assert cost.drafted_ms(10) == 6
+
+
+def test_only_widths_of_every_context_are_compared() -> None:
+    table = {9: (1, 2, 8, 16, 200), 99: (1, 8, 16, 64)}
+    points = [Point(context=c, rows=r, ms=1.0 + r / 9) for c, rows in table.items() for r in rows]
+    assert Costs(draft_ms=1.0, ingest_ms=0.0, verify=tuple(points)).ends == (7, 15)
 
 
 def test_a_draft_that_promises_nothing_gets_no_tree() -> None:

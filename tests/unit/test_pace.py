@@ -2,14 +2,17 @@
 
 import itertools
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oneglance.bench.rules import _best_in_hindsight, compare_rules
-from oneglance.pace import NUM_KNOTS, RULES, WARM_ROUNDS, Calibration, Controller, Outlook
+from oneglance.bench.rules import _best_in_hindsight, _chosen, compare_rules
+from oneglance.cost import Costs, Point
+from oneglance.pace import NUM_KNOTS, RANKS, RULES, WARM_ROUNDS, Calibration, Controller, Outlook
+from oneglance.stats.replay import Replay
 from pacing import costs_of, lengths, play, simulated_rounds
 
 trees = st.lists(st.tuples(st.lists(st.floats(-20, 0), max_size=30), st.integers(0, 30)), max_size=40)
@@ -135,6 +138,53 @@ def test_the_exchange_rate_is_as_good_as_any_fixed_width_and_better_than_greed(h
     assert rates["exchange"] >= 0.995 * fixed
     assert rates["exchange"] >= rates["throughput"] * 0.999
     assert rates["oracle"] >= max(rates.values())
+
+
+CURVES = {
+    "flat": lambda n: 3.0 + 0.002 * n,  # a large model on a GPU
+    "rising": lambda n: 3.2 + 0.08 * n,  # a small one on a CPU
+    "stepped": lambda n: 3.2 + 1.3 * (n // 16),  # kernels that take rows by sixteens
+    "bent": lambda n: 3.0 + 0.001 * max(0, n - 20) ** 2,
+}
+FIXED = (1, 3, 7, 15, 31, 63, 127)
+
+
+def curve_costs(name: str, off: Sequence[float] = (1.0,)) -> Costs:
+    """A curve measured at ``FIXED``, each point off by a factor in turn."""
+    points = [
+        Point(context=0, rows=n + 1, ms=CURVES[name](n) * factor)
+        for n, factor in zip(FIXED, itertools.cycle(off), strict=False)
+    ]
+    return Costs(draft_ms=1.0, ingest_ms=0.0, verify=(Point(context=0, rows=1, ms=3.0), *points))
+
+
+def tokens_per_ms(rounds: Replay, nodes: np.ndarray, name: str) -> float:
+    """By the true costs, whatever the controller was told."""
+    ms = np.array([1.0 + (CURVES[name](n) if n else 3.0) for n in range(128)])
+    return float((rounds.accepted(nodes) + 1).sum() / ms[nodes].sum())
+
+
+@pytest.mark.parametrize("off", [(1.0,), (1.03, 0.97, 1.0)], ids=["true", "mismeasured"])
+@pytest.mark.parametrize("honesty", [1.0, 0.6])
+@pytest.mark.parametrize("curve", CURVES)
+def test_a_chosen_width_is_as_good_as_the_best_fixed_one(curve: str, honesty: float, off: tuple[float, ...]) -> None:
+    """Against an oracle that knows what is accepted and what it costs; the default of 63 is among the fixed ones."""
+    rounds = simulated_rounds(600, seed=12, honesty=honesty)
+    chosen = _chosen(rounds, Controller(curve_costs(curve, off)), 0)
+    fixed = {n: tokens_per_ms(rounds, np.full(len(rounds.places), n), curve) for n in FIXED}
+    own = tokens_per_ms(rounds, chosen, curve)
+    assert own >= (0.99 if off == (1.0,) else 0.97) * max(fixed.values()), (own, fixed)
+    assert own >= 0.99 * fixed[63]
+    assert set(chosen.tolist()) <= {0, *FIXED}
+
+
+def test_trees_get_as_many_candidates_as_recent_ones_could_use() -> None:
+    controller = Controller(costs_of())
+    assert controller.num_ranks == RANKS[0]
+    for width, expected in ((63, RANKS[1]), (127, RANKS[2]), (7, RANKS[0])):
+        for _ in range(100):
+            controller.learn("draft", Outlook(100, 1, 99, 0), [-1.0] * width, [], 1)
+        assert controller.num_ranks == expected
 
 
 def test_the_oracle_of_the_replay_is_the_best_ratio_of_sums() -> None:

@@ -4,13 +4,15 @@ import pytest
 import torch
 
 from helpers import prompt, start
-from oneglance.core import EMPTY_TREE
-from oneglance.drafters.block import GROWTH, BlockDrafter
-from oneglance.plan import plan
+from oneglance import plan as planning
+from oneglance.drafters.block import BlockDrafter
+from oneglance.plan import Alive, held, plan
+from oneglance.targets import kv
 from oneglance.testing import FAMILIES, tiny_head, tiny_target
+from oneglance.tree import from_path
 
 
-def held(*tensors: torch.Tensor) -> int:
+def held_by(*tensors: torch.Tensor) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
@@ -23,18 +25,42 @@ def test_weights_caches_and_features_are_what_they_turn_out_to_be(family: str, d
     drafter = BlockDrafter(head, target)
     state, root = start(target, prompt(target), drafter.target_layer_ids)  # text alone: no rows of cross-attention
     found = plan(target, head.config, dtype=dtype, context=state.length, prompt=state.length, budget=63)
-    assert found.target == held(*target.model.parameters())
-    assert found.head == held(*head.parameters())
-    rows = [state.cache.layers[i] for i in target.self_attention_layers]
-    assert found.target_kv == sum(held(layer.keys, layer.values) for layer in rows)
-    assert found.features == held(*state.fresh)
+    assert found.target == held_by(*target.model.parameters())
+    assert found.head == held_by(*head.parameters())
+    assert found.features == held_by(*state.fresh)
     draft_state = drafter.start(state)
     drafter.draft(root, state, draft_state, max_depth=3)
-    buffers = held(*(tensor for pair in draft_state.buffers for tensor in pair))
-    capacity = -(-state.length // GROWTH) * GROWTH
-    assert buffers == found.head_kv // state.length * capacity
-    assert found.verify >= 64 * held(target.verify(state, root, EMPTY_TREE))
+    rows = target.verify(state, root, from_path([1] * 63))
+    layers = [state.cache.layers[i] for i in target.self_attention_layers]
+    assert found.target_kv == sum(held_by(*layer.room) for layer in layers)
+    assert found.head_kv == sum(held_by(*(layer.room or ())) for layer in draft_state.layers)
+    assert found.verify >= held_by(rows)
     assert found.total >= found.target + found.head + found.target_kv + found.head_kv + found.verify
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_vl"])
+def test_decoding_holds_what_was_planned(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every tensor that is alive at a time, from prefill to the end of the context, rooms that grow among them."""
+    monkeypatch.setattr(kv, "GROWTH", 64)
+    monkeypatch.setattr(planning, "GROWTH", 64)
+    target = tiny_target(family)
+    drafter = BlockDrafter(tiny_head(target), target, budget=31)
+    found = plan(target, drafter.head.config, dtype=torch.float32, context=200, prompt=100, budget=31)
+    measured = held(target, drafter, context=200, prompt=100, budget=31)
+    weights = found.target + found.head
+    assert measured <= found.total
+    assert measured - weights >= 0.4 * (found.total - weights), "an estimate far above says little"
+
+
+def test_what_is_alive_is_counted_once_and_given_back() -> None:
+    with Alive() as alive:
+        first = torch.zeros(1000)
+        view = first[:10]
+        del first
+        second = torch.zeros(500)
+        del view, second
+        torch.zeros(700)
+    assert alive.peak == 1500 * 4
 
 
 def test_plain_decoding_has_no_head() -> None:

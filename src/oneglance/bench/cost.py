@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scipy.stats import linregress
 
+from oneglance.bench.first import FirstToken
 from oneglance.bench.record import Record
+from oneglance.core import TokenTree
 from oneglance.stats.bootstrap import NAN
+from oneglance.tree import pack
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,7 @@ class Cost:
         round_ms: all of it; rounds: how many.
         round_over_plain: round_ms over t_plain_ms: what τ must exceed for a speedup.
         passes: draft passes a round.
+        tau: tokens a round.
     """
 
     system: str
@@ -39,6 +45,29 @@ class Cost:
     rounds: int
     round_over_plain: float
     passes: float
+    tau: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A limit and what was measured against it.
+
+    Attributes:
+        name: of what.
+        value: measured; None where it cannot be told for this system.
+        limit, is_least: the limit, and whether it is the least or the most.
+    """
+
+    name: str
+    value: float | None
+    limit: float
+    is_least: bool = False
+
+    @property
+    def is_met(self) -> bool | None:
+        if self.value is None:
+            return None
+        return self.value >= self.limit if self.is_least else self.value <= self.limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +115,43 @@ def costs(records: Sequence[Record], budgets: dict[str, int]) -> list[Cost]:
                 rounds=rounds,
                 round_over_plain=whole / step,
                 passes=sum(sum(r.passes) for r in own) / rounds,
+                tau=sum(sum(r.kept) for r in own) / rounds,
             )
         )
     return found
+
+
+def bars(
+    cost: Cost, *, pack_ms: float, draft_ms: float | None, verify_ms: float | None, first: FirstToken
+) -> list[Bar]:
+    """What a round may cost beside its two passes, and what the first token may.
+
+    Args:
+        cost: of the system.
+        pack_ms: laying a tree of its budget out.
+        draft_ms, verify_ms: its two passes timed alone.
+        first: of the same target and drafter.
+    """
+    passes = None if draft_ms is None or verify_ms is None else draft_ms + verify_ms
+    most = None if passes is None else cost.tau * cost.t_plain_ms / passes  # speedup of a loop that costs nothing
+    measured = cost.tau * cost.t_plain_ms / cost.round_ms
+    return [
+        Bar("host_share", cost.host_share, 0.10),
+        Bar("build_and_pack_ms", None if cost.t_build_ms is None else cost.t_build_ms + pack_ms, 0.4),
+        Bar("efficiency", None if most is None else measured / most, 0.9, is_least=True),
+        Bar("capture_over_prefill", first.capture_over_prefill, 1.05),
+        Bar("ttft_over_hf", first.ttft_over_hf, 1.0),
+    ]
+
+
+def pack_cost(tree: TokenTree, *, repeats: int = 200) -> float:
+    """Median milliseconds of laying a tree out."""
+    took = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        pack(0, tree)
+        took.append((time.perf_counter() - started) * 1e3)
+    return statistics.median(took)
 
 
 def regress(found: Sequence[Cost]) -> Regression:

@@ -14,7 +14,6 @@ import numpy as np
 from oneglance.cost import MAX_NODES, Costs
 from oneglance.pace import RULES, Controller, Outlook
 from oneglance.stats.replay import Replay
-from oneglance.tree import num_that_pay
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +21,8 @@ class RuleResult:
     """One way of choosing the width.
 
     Attributes:
-        rule: a key of ``pace.RULES``, ``fixed/N``, or ``oracle``: the best widths in hindsight, which no rule reaches.
+        rule: a key of ``pace.RULES``, which compares the measured widths, or with ``/all`` every number of nodes;
+            ``fixed/N``; or ``oracle``: the best widths in hindsight, which no rule reaches.
         tokens_per_ms: the whole log's, bonus tokens included.
         mean_a, mean_nodes: a round.
     """
@@ -45,6 +45,7 @@ def compare_rules(rounds: Replay, costs: Costs, *, context: int, budgets: Sequen
     cost = costs.at(context)
     ms = np.array([cost.drafted_ms(n) for n in range(rounds.max_budget + 1)])
     widths = {rule: _chosen(rounds, Controller(costs, rule), context) for rule in RULES}
+    widths |= {f"{rule}/all": _chosen(rounds, Controller(costs, rule, compares_all=True), context) for rule in RULES}
     widths |= {f"fixed/{n}": np.full(len(rounds.places), n) for n in budgets}
     widths["oracle"] = _best_in_hindsight(rounds, ms)
     return tuple(_result(rule, rounds, nodes, ms) for rule, nodes in widths.items())
@@ -62,7 +63,7 @@ def _chosen(rounds: Replay, controller: Controller, context: int) -> np.ndarray:
     chosen = []
     for places, scores in zip(rounds.places, rounds.scores, strict=True):
         finite = scores[np.isfinite(scores)][:MAX_NODES]
-        count = num_that_pay(finite.tolist(), mass=controller.calibration, value=controller.value(context))
+        count = controller.pick(finite.tolist(), choice="draft", context=context)
         accepted = (places[places <= count] - 1).tolist()
         controller.learn("draft", outlook, finite[:count].tolist(), accepted, len(accepted) + 1)
         chosen.append(count)

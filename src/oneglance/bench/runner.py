@@ -16,10 +16,10 @@ from oneglance.bench.outside import Answered, Outside
 from oneglance.bench.record import Record
 from oneglance.bench.systems import card
 from oneglance.core import Drafter, Generation, SamplingParams
-from oneglance.decode import synchronise
 from oneglance.decoder import Decoder
 from oneglance.reference import Reference, reference
 from oneglance.targets.base import Target
+from oneglance.targets.device import synchronise
 from oneglance.targets.state import Inputs
 from oneglance.tasks.grading import Grade
 

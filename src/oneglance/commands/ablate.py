@@ -62,6 +62,7 @@ def conditioning(
     device_map: options.DeviceMap = None,
     attention: options.Attention = "sdpa",
     threads: options.Threads = None,
+    runner: options.Runner = "auto",
     json: options.Json = False,
 ) -> None:
     """Swap what the drafter reads, as tree and as chain, and say how much of τ is kept.
@@ -75,7 +76,7 @@ def conditioning(
 
     cases = asking.choose_cases(tasks, prompts, limit, data)
     others = {(case.task, case.id): case for case in derange(cases, seed=seed)}
-    decoder = _open(target, head, drafter, budget, dtype, device, device_map, attention, threads)
+    decoder = _open(target, head, drafter, budget, dtype, device, device_map, attention, threads, runner)
     own = decoder.target
     arms: dict[str, ReadingOf] = {
         "zeroed": lambda _: ways.zeroed,
@@ -96,7 +97,7 @@ def conditioning(
         "drafter": drafter,
     }
     settings |= {"budget": budget, "max_new_tokens": max_new_tokens, "seed": seed, "dtype": dtype}
-    settings |= {"attention": attention, "prompts": [f"{case.task}/{case.id}" for case in cases]}
+    settings |= {"attention": attention, "runner": runner, "prompts": [f"{case.task}/{case.id}" for case in cases]}
     found = _ablate(decoder, cases, arms, (TREE, CHAIN), max_new_tokens, out, settings, seed, show=not json)
     _report(found, "share of τ kept when the drafter reads something else", json=json)
 
@@ -119,6 +120,7 @@ def layers(
     device_map: options.DeviceMap = None,
     attention: options.Attention = "sdpa",
     threads: options.Threads = None,
+    runner: options.Runner = "auto",
     json: options.Json = False,
 ) -> None:
     """Leave out some of the layers that the head reads, and say how much of τ is kept.
@@ -129,7 +131,7 @@ def layers(
     from oneglance.bench.conditioning import only_layers
 
     cases = asking.choose_cases(tasks, prompts, limit, data)
-    decoder = _open(target, head, drafter, budget, dtype, device, device_map, attention, threads)
+    decoder = _open(target, head, drafter, budget, dtype, device, device_map, attention, threads, runner)
     ids = decoder.drafter.target_layer_ids
 
     def reading_of(kept: tuple[int, ...]) -> ReadingOf:
@@ -144,6 +146,7 @@ def layers(
         "drafter": drafter,
     }
     settings |= {"budget": budget, "max_new_tokens": max_new_tokens, "dtype": dtype, "attention": attention}
+    settings |= {"runner": runner}
     settings |= {"prompts": [f"{case.task}/{case.id}" for case in cases]}
     found = _ablate(decoder, cases, arms, (TREE,), max_new_tokens, out, settings, seed or 0, show=not json)
     _report(found, f"share of τ kept with some of the layers {' '.join(map(str, ids))}", json=json)
@@ -159,6 +162,7 @@ def _open(
     device_map: str | None,
     attention: str,
     threads: int | None,
+    runner: str,
 ) -> Decoder:
     """A decoder whose drafter reads states and makes trees of any kind.
 
@@ -179,6 +183,7 @@ def _open(
         device_map=device_map,
         attention=attention,
         threads=threads,
+        runner=runner,
     )
 
 

@@ -31,6 +31,7 @@ def calibrate_gate(
     device_map: options.DeviceMap = None,
     attention: options.Attention = "sdpa",
     threads: options.Threads = None,
+    runner: options.Runner = "auto",
     json: options.Json = False,
 ) -> None:
     """Measure how far packed passes move logits, and keep twice that as the gate's δ.
@@ -59,10 +60,11 @@ def calibrate_gate(
         device_map=device_map,
         attention=attention,
         threads=threads,
+        runner=runner,
     )
     cases = (case.inputs for case in held_out(decoder.target, names, prompts))
     *_, result = calibrate(decoder.target, decoder.drafter, cases, max_new_tokens=max_new_tokens)
-    result.provenance = manifest(tree=tree, budget=budget, tasks=names, max_new_tokens=max_new_tokens)
+    result.provenance = manifest(tree=tree, budget=budget, tasks=names, max_new_tokens=max_new_tokens, runner=runner)
     opening.write_text(out, jsonlib.dumps(result.as_dict(), indent=2) + "\n")
     if json:
         terminal.write_json(result.as_dict())

@@ -104,6 +104,7 @@ def collect(
     device: options.Device = None,
     device_map: options.DeviceMap = None,
     threads: options.Threads = None,
+    runner: options.Runner = "auto",
     json: options.Json = False,
 ) -> None:
     """Write the target's own greedy answers to prompts as traces.
@@ -129,11 +130,15 @@ def collect(
         raise InputError(f"--on-bad-sample takes skip or error, got {on_bad_sample!r}")
     if not resume and out.exists() and any(out.iterdir()):
         raise InputError(f"{out} is not empty; leave out --no-resume, or choose another --out")
+    if url and runner != "auto":
+        raise InputError(f"--runner is of passes in this process, and --url asks servers; drop --runner {runner}")
     opening.set_threads(threads)
     if url:
         answerer = _from_servers(target, url, served_model, max_new_tokens, concurrency, check_prompts)
     else:
-        answerer = _from_decoder(target, head, max_new_tokens, dtype=dtype, device=device, device_map=device_map)
+        answerer = _from_decoder(
+            target, head, max_new_tokens, dtype=dtype, device=device, device_map=device_map, runner=runner
+        )
     collection = Collection(
         out=out,
         prompts=asked,

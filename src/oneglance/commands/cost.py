@@ -42,14 +42,18 @@ def cost(
     """Time a plain step, the draft, the packed pass and the rest of a round, in one process.
 
     Also packed passes of several sizes alone, and round time regressed on draft passes a round, where the systems
-    differ in them.
+    differ in them. Prefill with and without features and the time to the first token stand beside transformers'. The
+    bars say which limits the first system keeps; timings mean something only on a machine that does nothing else.
     """
+    from dataclasses import asdict
     from functools import partial
 
     from oneglance.bench import cost as parts
+    from oneglance.bench.first import first_token
     from oneglance.bench.manifest import manifest
     from oneglance.bench.runner import Bench
-    from oneglance.drafters.timing import verify_costs
+    from oneglance.decoder import Decoder
+    from oneglance.drafters.timing import MarginalDrafter, bush, draft_costs, verify_costs
 
     setup = measuring.Setup(target, head, budget, max_new_tokens, dtype, device, attention, threads, runner=runner)
     setup.check()
@@ -73,11 +77,25 @@ def cost(
     records = measuring.measure(clock, cases, settings, out=None, show=not json)
     found = parts.costs(records, sized)
     first = found[0]
+    drafter, inputs = bound[names[0]](opened), cases[0].encode(opened)
+    passes = verify_costs(opened, inputs, sorted({*nodes, first.budget}), repeats=repeats)
+    draft = draft_costs(opened, drafter, inputs)[0] if isinstance(drafter, MarginalDrafter) else None
+    opening_ms = first_token(Decoder(opened, drafter), cases, turns=max(2, repeats // 4))
+    limits = parts.bars(
+        first,
+        pack_ms=parts.pack_cost(bush(first.budget)),
+        draft_ms=draft,
+        verify_ms=next(one.ms for one in passes if one.nodes == first.budget),
+        first=opening_ms,
+    )
     result: dict[str, Any] = {
         **{key: getattr(first, key) for key in ("t_plain_ms", "t_draft_ms", "t_build_ms", "t_verify_ms", "t_host_ms")},
         **{key: getattr(first, key) for key in ("host_share", "budget", "round_ms", "round_over_plain", "system")},
         "systems": found,
-        "verify": verify_costs(opened, cases[0].encode(opened), nodes, repeats=repeats),
+        "verify": [one for one in passes if one.nodes in nodes],
+        "draft_alone_ms": draft,
+        "first_token": opening_ms,
+        "bars": [{**asdict(bar), "is_met": bar.is_met} for bar in limits],
         "regression": parts.regress(found),
         "manifest": manifest(**settings),
     }
@@ -135,6 +153,17 @@ def _show(console: Console, result: dict[str, Any]) -> None:
     for v in result["verify"]:
         passes.add_row(str(v["nodes"]), f"{v['ms']:.2f}", f"{v['low_ms']:.2f}–{v['high_ms']:.2f}")
     console.print(passes)
+    own = result["first_token"]
+    console.print(
+        f"prefill {own['prefill_ms']:.2f} ms, with features {own['prefill_capture_ms']:.2f}; first token after "
+        f"{own['ttft_ms']:.2f} ms, transformers' generate {own['hf_ttft_ms']:.2f} ({own['turns']} turns)"
+    )
+    limits = Table("bar", "measured", "limit", "", title=f"{result['system']}, {result['budget']} nodes")
+    for bar in result["bars"]:
+        verdict = {True: "pass", False: "FAIL", None: "not told"}[bar["is_met"]]
+        value = "–" if bar["value"] is None else f"{bar['value']:.3f}"
+        limits.add_row(bar["name"], value, f"{'≥' if bar['is_least'] else '≤'} {bar['limit']}", verdict)
+    console.print(limits)
     line = result["regression"]
     if line["reason"]:
         console.print(f"no regression on draft passes: {line['reason']}")

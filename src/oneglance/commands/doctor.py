@@ -77,6 +77,7 @@ def doctor(
     device_map: options.DeviceMap = None,
     attention: options.Attention = "sdpa",
     threads: options.Threads = None,
+    runner: options.Runner = "auto",
     json: options.Json = False,
 ) -> None:
     """Check this machine, a target and its draft head.
@@ -103,6 +104,7 @@ def doctor(
         device=device,
         device_map=device_map,
         attention=attention,
+        runner=runner,
     )
     trials = [run_trial(decoder, prompt, image) for prompt, image in prompts_for(decoder)]
     diagnosis = diagnose(checks, decoder, trials, head=head or target)

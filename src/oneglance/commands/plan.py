@@ -22,10 +22,16 @@ NAMES = {
     "head": "the head's weights",
     "target_kv": "the target's keys and values",
     "head_kv": "the head's keys and values",
+    "growth": "one layer's, while it grows",
     "features": "the prompt's features, during prefill",
     "prefill": "the widest layer, during prefill",
     "verify": "one packed pass",
+    "draft": "one draft pass",
 }
+Check = Annotated[
+    bool,
+    typer.Option("--check", help="Then load, decode up to the context, and set the tensors' peak beside the estimate."),
+]
 
 
 def plan(
@@ -36,13 +42,14 @@ def plan(
     drafter: options.Drafter = "block",
     budget: options.Budget = options.BUDGET,
     dtype: options.Dtype = "auto",
+    check: Check = False,
     json: options.Json = False,
 ) -> None:
     """Say what decoding will hold in memory, part by part, without loading a weight.
 
     From the target's config and the head's alone: weights, keys and values of the whole context, what prefill and one
     packed pass need besides. Buffers of libraries, rows of vision and cross-attention, and quantised weights are not
-    counted.
+    counted. With --check, exits with 1 where decoding then held more than was planned.
     """
     from oneglance.drafters.checkpoint import read_config
     from oneglance.drafters.head import HeadConfig
@@ -71,10 +78,24 @@ def plan(
         budget=budget,
     )
     result = {**asdict(found), "total": found.total, "target_name": target, "head_name": name}
+    if check:
+        result["measured"] = _measured(found, target, head, drafter, dtype)
     if json:
         terminal.write_json(result)
     else:
         _show(terminal.console(), found)
+        if check:
+            print(f"measured: {_size(result['measured'])}, {result['measured'] / found.total:.0%} of the estimate")
+    if check and result["measured"] > found.total:
+        raise typer.Exit(1)
+
+
+def _measured(found: Plan, target: str, head: str | None, drafter: str, dtype: str) -> int:
+    """What decoding by that plan holds at the most."""
+    from oneglance.plan import held
+
+    decoder = opening.open_decoder(target, head, drafter=drafter, budget=found.budget, dtype=dtype)
+    return held(decoder.target, decoder.drafter, context=found.context, prompt=found.prompt, budget=found.budget)
 
 
 def _show(console: Console, found: Plan) -> None:

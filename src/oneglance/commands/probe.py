@@ -46,6 +46,7 @@ def image(
     device_map: options.DeviceMap = None,
     attention: options.Attention = "sdpa",
     threads: options.Threads = None,
+    runner: options.Runner = "auto",
     json: options.Json = False,
 ) -> None:
     """Set the right image against another prompt's, along the text that the right one gives.
@@ -76,6 +77,7 @@ def image(
         device_map=device_map,
         attention=attention,
         threads=threads,
+        runner=runner,
     )
     settings: dict[str, Any] = {
         "target": target,
@@ -89,6 +91,7 @@ def image(
         "prompts": [f"{case.task}/{case.id}" for case in cases],  # who else is asked decides whose image one gets
         "dtype": dtype,
         "attention": attention,
+        "runner": runner,
     }
     journal = Journal(out, settings)
     done = journal.take_back_last()

@@ -65,6 +65,7 @@ def report(
     device: options.Device = None,
     attention: options.Attention = "sdpa",
     threads: options.Threads = None,
+    runner: options.Runner = "auto",
     json: options.Json = False,
 ) -> None:
     """Write results as one self-contained HTML page, or their rows as markdown, CSV or LaTeX.
@@ -108,6 +109,7 @@ def report(
                 device=device,
                 attention=attention,
                 threads=threads,
+                runner=runner,
             )
         text = render(read, made, title=title, studies=studies)
     elif studies:

@@ -62,6 +62,7 @@ def rounds(
     device_map: options.DeviceMap = None,
     attention: options.Attention = "sdpa",
     threads: options.Threads = None,
+    runner: options.Runner = "auto",
     json: options.Json = False,
 ) -> None:
     """Write a row a round: entropy at the root, accepted length, and what the drafter gave the target's own tokens.
@@ -86,6 +87,7 @@ def rounds(
         device_map=device_map,
         attention=attention,
         threads=threads,
+        runner=runner,
     )
     params = opening.sampling(
         max_new_tokens, temperature=temperature, seed=seed or 0, gate=opening.delta(margin, decoder.target)
@@ -103,6 +105,7 @@ def rounds(
         "gate": params.gate,
         "dtype": dtype,
         "attention": attention,
+        "runner": runner,
         "marginals": marginals,
         "saliency": saliency,
         "vocab_size": decoder.target.vocab_size,

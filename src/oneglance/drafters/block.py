@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -15,12 +15,13 @@ from oneglance.drafters.checkpoint import HeadCheckpoint, check_fit, load_checkp
 from oneglance.drafters.head import BlockHead, KeysValues
 from oneglance.drafters.rescorer import Rescorer, RescorerCheckpoint, find_rescorer
 from oneglance.drafters.settings import Settings, check_budget, read_settings
+from oneglance.drafters.static import Candidates, StaticDraft
 from oneglance.targets.base import Target
+from oneglance.targets.kv import RoomyLayer
 from oneglance.targets.state import TargetState
 from oneglance.tree import best_first, truncate
 
 CONDITIONED_RANKS = 64  # ranks an offset that a rescorer looks at: it compares each with each
-GROWTH = 256  # rows by which the draft cache grows
 
 
 @dataclass(slots=True)
@@ -29,41 +30,29 @@ class DraftState:
 
     Attributes:
         length: context rows ingested; the block goes to positions ``length`` … ``length`` + B - 1.
-        buffers: per layer keys and values, (1, KV, capacity, D) each.
+        layers: their keys and values; none before the first row.
     """
 
-    length: int
-    buffers: list[KeysValues]
+    length: int = 0
+    layers: list[RoomyLayer] = field(default_factory=list)
 
-    def extend(self, rows: list[KeysValues]) -> None:
+    def extend(self, rows: Sequence[KeysValues]) -> None:
         """Append context rows, a pair a layer."""
-        needed = self.length + rows[0][0].shape[2]
-        self.reserve(needed, rows)
-        for (keys, values), (new_keys, new_values) in zip(self.buffers, rows, strict=True):
-            keys[:, :, self.length : needed] = new_keys
-            values[:, :, self.length : needed] = new_values
-        self.length = needed
-
-    def reserve(self, needed: int, like: list[KeysValues] | None = None) -> None:
-        """Have room for so many rows; ``like`` is a pair a layer, where there is no row yet to take the shape from."""
-        if not self.buffers or self.buffers[0][0].shape[2] < needed:
-            self._grow(like or self.buffers, -(-needed // GROWTH) * GROWTH)
+        if not self.layers:
+            self.layers = [RoomyLayer() for _ in rows]
+        for layer, (keys, values) in zip(self.layers, rows, strict=True):
+            layer.update(keys, values)
+        self.length = self.layers[0].get_seq_length()
 
     def context(self, size: int = 0) -> list[KeysValues]:
         """(1, KV, length + size, D) keys and values a layer, as views: the context, then the block's own rows."""
         end = self.length + size
-        self.reserve(end)
-        return [(keys[:, :, :end], values[:, :, :end]) for keys, values in self.buffers]
-
-    def _grow(self, like: list[KeysValues], capacity: int) -> None:
-        grown = []
-        for index, pair in enumerate(like):
-            new = tuple(t.new_zeros(t.shape[0], t.shape[1], capacity, t.shape[3]) for t in pair)
-            if self.buffers:
-                for buffer, old in zip(new, self.buffers[index], strict=True):
-                    buffer[:, :, : self.length] = old[:, :, : self.length]
-            grown.append((new[0], new[1]))
-        self.buffers = grown
+        found = []
+        for layer in self.layers:
+            layer.reserve(end)
+            assert layer.room is not None
+            found.append((layer.room[0][:, :, :end], layer.room[1][:, :, :end]))
+        return found
 
 
 @dataclass(slots=True)
@@ -74,7 +63,7 @@ class BlockState(DraftState):
         head: it.
     """
 
-    head: BlockHead
+    head: BlockHead = field(kw_only=True)
 
     def ingest(self, state: TargetState) -> None:
         """Take in the rows committed since the last call."""
@@ -133,6 +122,8 @@ class BlockDrafter:
         self.watch: Callable[[Tensor, BlockMarginals], None] | None = None
         self._name = name
         self._banned = torch.tensor(target.banned_ids, device=target.lm_head_device, dtype=torch.long)
+        execution = target.passes.execution
+        self._static = None if execution is None else StaticDraft(head, self._embed, self._rank, execution)
 
     @classmethod
     def bind(
@@ -166,7 +157,7 @@ class BlockDrafter:
 
     def with_policy(self, policy: Callable[[BlockMarginals, int], TokenTree], budget: int) -> BlockDrafter:
         """The same head with trees of another kind and size."""
-        return BlockDrafter(
+        other = BlockDrafter(
             self.head,
             self.target,
             name=self._name,
@@ -175,6 +166,8 @@ class BlockDrafter:
             branch_k=self.branch_k,
             rescorer=self.rescorer,
         )
+        other._static = self._static  # what has been compiled or recorded serves all sizes
+        return other
 
     @property
     def name(self) -> str | None:
@@ -195,10 +188,18 @@ class BlockDrafter:
     def row_owner(self) -> BlockHead:
         return self.head
 
+    @property
+    def score_source(self) -> str:
+        """Where scores come from: what was learned of one kind says nothing of another."""
+        return "marginals" if self.rescorer is None else self.rescorer.config.kind
+
     def start(self, state: TargetState) -> BlockState:
         """A draft cache without the rows in ``state.fresh``: the first ``draft`` ingests those."""
         own, state.draft_rows = state.draft_rows, []
-        return BlockState(own[0].shape[2] if own else 0, list(zip(own[::2], own[1::2], strict=True)), self.head)
+        started = BlockState(head=self.head)
+        if own:
+            started.extend(list(zip(own[::2], own[1::2], strict=True)))
+        return started
 
     def num_passes(self, tree: TokenTree) -> int:
         return 1 if len(tree) else 0
@@ -216,8 +217,17 @@ class BlockDrafter:
         return self.policy(marginals, self.budget)
 
     @torch.inference_mode()
-    def marginals(self, root: int, state: TargetState, draft_state: BlockState, num_offsets: int) -> BlockMarginals:
+    def marginals(
+        self, root: int, state: TargetState, draft_state: BlockState, num_offsets: int, num_ranks: int | None = None
+    ) -> BlockMarginals:
         """Top ranks of q_1..q_L after ``root`` (Asm. 1); ingests fresh context rows.
+
+        Args:
+            root: pending token.
+            state: of the target.
+            draft_state: from ``start``.
+            num_offsets: L at most.
+            num_ranks: K at most; None as many as the budget asks for.
 
         Raises:
             DraftError: the head's context is full, or it returned NaN.
@@ -225,24 +235,35 @@ class BlockDrafter:
         size = min(self.head.config.block_size, self.head.config.max_position_embeddings - state.length)
         if size < 2:
             raise DraftError(f"the head's context of {self.head.config.max_position_embeddings} positions is full")
-        draft_state.ingest(state)
-        hidden = self._pass(root, draft_state, size)
-        logits = self.target.lm_head(hidden.to(self.target.lm_head_device)).float()
-        ids, log_q = candidates(logits, self._banned, self.num_ranks)
-        given: tuple[Tensor, ...] = ()
-        if self.rescorer is not None and size > 2:
-            states = hidden.to(self.target.lm_head_device)
-            given = self.rescorer.rescore(states, ids, log_q, self.target.embedding)
-        found = as_marginals(ids, log_q, *given)
+        ranks = min(num_ranks or self.num_ranks, self.num_ranks)
+        if self._static is not None and size == self.head.config.block_size:
+            found = self._static(root, state, draft_state, ranks)
+        else:
+            draft_state.ingest(state)
+            found = self._rank(self._pass(root, draft_state, size), ranks)
+        best = as_marginals(found.ids, found.log_q, *found.given)
         if self.watch is not None:
-            self.watch(logits, found)
-        return truncate(found, num_offsets)
+            self.watch(found.logits, best)
+        return truncate(best, num_offsets)
+
+    def _rank(self, hidden: Tensor, num_ranks: int) -> Candidates:
+        """The best tokens of each mask slot, from (L, H) states."""
+        states = hidden.to(self.target.lm_head_device)
+        logits = self.target.lm_head(states).float()
+        ids, log_q = candidates(logits, self._banned, num_ranks)
+        given: tuple[Tensor, ...] = ()
+        if self.rescorer is not None and len(states) > 1:
+            given = self.rescorer.rescore(states, ids, log_q, self.target.embedding)
+        return Candidates(logits, ids, log_q, given)
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        return torch.as_tensor(self.target.embedding(token_ids)).to(self.head.fc.weight.device)
 
     def _pass(self, root: int, draft_state: BlockState, size: int) -> Tensor:
         """(size-1, H) states of the mask slots."""
         ids = torch.full((1, size), self.head.config.mask_token_id, device=self.target.device)
         ids[0, 0] = root
-        block = self.target.embedding(ids).to(self.head.fc.weight.device)
+        block = self._embed(ids)
         positions = torch.arange(draft_state.length, draft_state.length + size, device=block.device)
         masks = [self._window_mask(layer, positions) for layer in range(len(self.head.layers))]
         slots = slice(draft_state.length, draft_state.length + size)
@@ -270,7 +291,7 @@ def candidates(logits: Tensor, banned: Tensor, num_ranks: int) -> tuple[Tensor, 
         (L, K) ids and their log q.
     """
     if len(banned):
-        logits[:, banned] = -torch.inf
+        logits.index_fill_(1, banned, -torch.inf)
     top = torch.topk(logits, min(num_ranks, logits.shape[-1]), dim=-1)
     ids, by_id = top.indices.sort(dim=-1)
     log_q = top.values.gather(-1, by_id) - logits.logsumexp(dim=-1, keepdim=True)

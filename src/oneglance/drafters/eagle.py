@@ -55,7 +55,7 @@ class EagleState:
         image: (H,) what drafted rows are told of the image before them, where a head does that.
     """
 
-    cache: DraftState = field(default_factory=lambda: DraftState(0, []))
+    cache: DraftState = field(default_factory=DraftState)
     num_tokens: int = 0
     last: Tensor | None = None
     image: Tensor | None = None

@@ -224,7 +224,7 @@ class Attention(nn.Module):
         context: KeysValues,
         rotation: tuple[Tensor, Tensor],
         mask: Tensor | None,
-        slots: slice | None = None,
+        slots: slice | Tensor | None = None,
     ) -> Tensor:
         shape = (*x.shape[:-1], -1, self.head_dim)
         queries = rotate(self.q_norm(self.q_proj(x).view(shape)).transpose(1, 2), rotation)
@@ -264,7 +264,7 @@ class Layer(nn.Module):
         context: KeysValues,
         rotation: tuple[Tensor, Tensor],
         mask: Tensor | None,
-        slots: slice | None = None,
+        slots: slice | Tensor | None = None,
     ) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), context, rotation, mask, slots)
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
@@ -327,7 +327,7 @@ class BlockHead(nn.Module):
         context: Sequence[KeysValues],
         position_ids: Tensor,
         masks: Sequence[Tensor | None],
-        slots: slice | None = None,
+        slots: slice | Tensor | None = None,
     ) -> Tensor:
         """One pass.
 
@@ -336,7 +336,8 @@ class BlockHead(nn.Module):
             context: from ``project_context``.
             position_ids: (b, Q) or (Q,) token indices of the slots.
             masks: per layer, broadcastable to (b, 1, Q, T+Q), True where a slot may look; None sees everything.
-            slots: rows of ``context`` that are the block's own and are written in place; None where it has none.
+            slots: rows of ``context`` that are the block's own and are written in place, as a slice or (Q,) places;
+                None where it has none.
 
         Returns:
             (b, Q, H) states for the target's lm_head.
@@ -348,12 +349,15 @@ class BlockHead(nn.Module):
         return out
 
 
-def joined(context: KeysValues, block: KeysValues, slots: slice | None) -> KeysValues:
+def joined(context: KeysValues, block: KeysValues, slots: slice | Tensor | None) -> KeysValues:
     """Keys and values of context and block: in new tensors, or in the context's own where it has slots for them."""
     if slots is None:
         return torch.cat([context[0], block[0]], 2), torch.cat([context[1], block[1]], 2)
     for rows, own in zip(context, block, strict=True):
-        rows[:, :, slots] = own
+        if isinstance(slots, Tensor):
+            rows.index_copy_(2, slots, own)
+        else:
+            rows[:, :, slots] = own
     return context
 
 

@@ -190,8 +190,10 @@ class MedusaDrafter:
         return self.policy(self.marginals(root, state, draft_state, max_depth), self.budget)
 
     @torch.inference_mode()
-    def marginals(self, root: int, state: TargetState, draft_state: MedusaState, num_offsets: int) -> BlockMarginals:
-        """Top ranks of each head, which never sees the root.
+    def marginals(
+        self, root: int, state: TargetState, draft_state: MedusaState, num_offsets: int, num_ranks: int | None = None
+    ) -> BlockMarginals:
+        """Top ranks of each head, at most ``num_ranks``; the heads never see the root.
 
         Raises:
             DraftError: the heads returned NaN.
@@ -201,7 +203,7 @@ class MedusaDrafter:
         assert draft_state.last is not None
         normed = self._norm(draft_state.last[None]).to(self.target.lm_head_device)
         logits = self.head(normed, self.target.lm_head)[0].float()
-        return truncate(best_ranks(logits, self._banned, self.num_ranks), num_offsets)
+        return truncate(best_ranks(logits, self._banned, min(num_ranks or self.num_ranks, self.num_ranks)), num_offsets)
 
 
 def load_medusa(name: str) -> Checkpoint[MedusaConfig, MedusaHead]:

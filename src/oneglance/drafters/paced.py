@@ -133,7 +133,7 @@ class Paced:
         choice = draft_state.choose(max_depth + 1)
         if choice == "plain":
             return EMPTY_TREE
-        marginals = self.drafter.marginals(root, state, draft_state.own, max_depth)
+        marginals = self.drafter.marginals(root, state, draft_state.own, max_depth, self.controller.num_ranks)
         tree = self.controller.policy(choice, state.length)(marginals, MAX_NODES)
         return tree if len(tree) else DRAFTED_NOTHING
 

@@ -14,13 +14,15 @@ import torch
 
 from oneglance.core import EMPTY_TREE, BlockMarginals, Drafter, TokenTree
 from oneglance.cost import MAX_NODES, Costs, Point, cpu_name
+from oneglance.pace import RANKS
 from oneglance.targets.base import Target
 from oneglance.targets.chat import encode
+from oneglance.targets.device import synchronise
 from oneglance.targets.state import Inputs, TargetState
 
 SIZES = (0, 1, 3, 7, 15, 31, 63, MAX_NODES)  # nodes of the timed passes
 CONTEXTS = (256, 2048)  # rows in the cache; at most half of the target's own context
-REPEATS, WARMUPS = 7, 2
+REPEATS, WARMUPS = 15, 2
 ENOUGH_S = 20.0  # no further turn of a series begins after that, once there are three
 
 
@@ -28,8 +30,11 @@ ENOUGH_S = 20.0  # no further turn of a series begins after that, once there are
 class MarginalDrafter(Drafter, Protocol):
     """A drafter whose tree is a policy's, over marginals from one pass."""
 
-    def marginals(self, root: int, state: TargetState, draft_state: Any, num_offsets: int) -> BlockMarginals:
-        """Top ranks of q_1..q_L after ``root``; takes in fresh rows."""
+    def marginals(
+        self, root: int, state: TargetState, draft_state: Any, num_offsets: int, num_ranks: int | None = None
+    ) -> BlockMarginals:
+        """Top ranks of q_1..q_L after ``root``, as many as the budget needs or at most ``num_ranks``; takes in fresh
+        rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +64,33 @@ def provenance(target: Target, drafter: Drafter) -> dict[str, str | int | None]:
         "passes": target.passes.name,
         "drafter": type(drafter).__name__,
         "head": drafter.name,
+        "scores": getattr(drafter, "score_source", None),
     }
 
 
 def measure(target: Target, drafter: MarginalDrafter) -> Costs:
     """Time packed passes at a few widths and contexts, and the draft pass at the shorter context. Takes seconds."""
-    sizes = sorted({min(size, target.context_length // 2) for size in CONTEXTS})
-    prompts = [_prompt(target, size) for size in sizes]
-    points = [
-        Point(context=len(prompt.token_ids), rows=cost.nodes + 1, ms=cost.ms)
+    contexts = sorted({min(size, target.context_length // 2) for size in CONTEXTS})
+    prompts = [prompt_of(target, size) for size in contexts]
+    sizes = unpadded(target, SIZES)
+    points = [  # what disturbs a pass only ever adds to it: the lower quartile is nearer to its cost than the median
+        Point(context=len(prompt.token_ids), rows=cost.nodes + 1, ms=cost.low_ms)
         for prompt in prompts
-        for cost in verify_costs(target, prompt, SIZES, repeats=REPEATS, seconds=ENOUGH_S)
+        for cost in verify_costs(target, prompt, sizes, repeats=REPEATS, seconds=ENOUGH_S)
     ]
-    draft_ms, ingest_ms = _draft_costs(target, drafter, prompts[0])
-    return Costs(provenance=provenance(target, drafter), draft_ms=draft_ms, ingest_ms=ingest_ms, verify=tuple(points))
+    draft_ms, ingest_ms = draft_costs(target, drafter, prompts[0], num_ranks=RANKS[0])
+    return Costs(
+        provenance=provenance(target, drafter),
+        draft_ms=draft_ms,
+        ingest_ms=ingest_ms,
+        verify=tuple(points),
+        is_padded=len(sizes) < len(SIZES),
+    )
+
+
+def unpadded(target: Target, sizes: Sequence[int]) -> list[int]:
+    """Those numbers of nodes whose passes have no padded rows: of a runner with a few widths, their ends."""
+    return [size for size in sizes if len(target.passes.lay_out(0, bush(size)).token_ids) == size + 1]
 
 
 def verify_costs(
@@ -89,7 +107,7 @@ def verify_costs(
     """
     state = target.prefill(inputs)
     root = int(state.last_row.argmax())
-    trees = {size: _bush(size) for size in sizes}
+    trees = {size: bush(size) for size in sizes}
     times: dict[int, list[float]] = {size: [] for size in sizes}
     ends_at = time.perf_counter() + seconds
     for turn in range(repeats + WARMUPS):
@@ -102,12 +120,15 @@ def verify_costs(
                 times[size].append(took)
     found = []
     for size, own in times.items():
-        low, middle, high = statistics.quantiles(own, n=4)
+        low, middle, high = statistics.quantiles(own, n=4, method="inclusive")
         found.append(VerifyCost(size, middle, low, high, len(own)))
     return found
 
 
-def _draft_costs(target: Target, drafter: MarginalDrafter, inputs: Inputs) -> tuple[float, float]:
+@torch.inference_mode()
+def draft_costs(
+    target: Target, drafter: MarginalDrafter, inputs: Inputs, *, num_ranks: int | None = None
+) -> tuple[float, float]:
     """Milliseconds of a draft pass that takes in one row, and of each further row, from the first draft of a prompt."""
     later: list[float] = []
     first = 0.0
@@ -118,7 +139,7 @@ def _draft_costs(target: Target, drafter: MarginalDrafter, inputs: Inputs) -> tu
         state.token_ids.append(root)
         draft_state = drafter.start(state)
         for step in range(REPEATS):
-            took = _timed(target, partial(drafter.marginals, root, state, draft_state, 15))
+            took = _timed(target, partial(drafter.marginals, root, state, draft_state, 15, num_ranks))
             if step == 0:
                 first = took
             elif turn:
@@ -126,11 +147,11 @@ def _draft_costs(target: Target, drafter: MarginalDrafter, inputs: Inputs) -> tu
             token = int(target.verify(state, root, EMPTY_TREE)[0].argmax())
             target.commit(state, (0,), (token,))
             root = token
-    middle = statistics.median(later)
-    return middle, max(0.0, first - middle) / num_rows
+    low = statistics.quantiles(later, n=4, method="inclusive")[0]
+    return low, max(0.0, first - low) / num_rows
 
 
-def _prompt(target: Target, num_rows: int) -> Inputs:
+def prompt_of(target: Target, num_rows: int) -> Inputs:
     """A prompt of about that many rows: the chat template, then ordinary tokens in turn."""
     start = encode(target, "x")
     special = {*target.tokenizer.all_special_ids, *target.placeholder_ids, *target.eos_ids}
@@ -138,7 +159,7 @@ def _prompt(target: Target, num_rows: int) -> Inputs:
     return target.extend(start, list(islice(cycle(ordinary), max(0, num_rows - len(start.token_ids)))))
 
 
-def _bush(size: int) -> TokenTree:
+def bush(size: int) -> TokenTree:
     """A tree of that many nodes, four a level on the first node of the level above: what it proposes costs nothing."""
     tokens: list[int] = []
     parents: list[int] = []
@@ -154,13 +175,8 @@ def _bush(size: int) -> TokenTree:
 
 
 def _timed(target: Target, call: Callable[[], object]) -> float:
-    _wait(target)
+    synchronise(target.device)
     started = time.perf_counter()
     call()
-    _wait(target)
+    synchronise(target.device)
     return (time.perf_counter() - started) * 1e3
-
-
-def _wait(target: Target) -> None:
-    if target.device.type == "cuda":
-        torch.cuda.synchronize(target.device)

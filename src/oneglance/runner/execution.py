@@ -5,30 +5,13 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from oneglance.core import OneglanceWarning
 from oneglance.targets.kv import RoomyLayer
-from oneglance.targets.static import PackedPass, PassInputs, Rooms
-
-Outputs = tuple[Tensor, list[Tensor]]
-
-
-class Execution(Protocol):
-    """Runs passes over tensors of fixed shapes."""
-
-    @property
-    def name(self) -> str: ...
-
-    def adopt(self, layers: Sequence[RoomyLayer]) -> None:
-        """Prepare the cache of the sequence whose turn it is."""
-
-    def __call__(self, run: PackedPass, given: PassInputs, rooms: Rooms) -> Outputs:
-        """(M, V) logits and the features of one pass."""
+from oneglance.targets.static import Given, Outputs, Rooms, StaticPass
 
 
 class Direct:
@@ -36,9 +19,9 @@ class Direct:
 
     name = "static"
 
-    def adopt(self, layers: Sequence[RoomyLayer]) -> None: ...
+    def adopt(self, owner: object, layers: Sequence[RoomyLayer]) -> None: ...
 
-    def __call__(self, run: PackedPass, given: PassInputs, rooms: Rooms) -> Outputs:
+    def __call__(self, run: StaticPass, given: Given, rooms: Rooms) -> Outputs:
         return run(given, rooms)
 
 
@@ -48,14 +31,14 @@ class Compiled:
     name = "compile"
 
     def __init__(self) -> None:
-        self._programs: dict[PackedPass, Any] = {}
+        self._programs: dict[StaticPass, Any] = {}
 
-    def adopt(self, layers: Sequence[RoomyLayer]) -> None: ...
+    def adopt(self, owner: object, layers: Sequence[RoomyLayer]) -> None: ...
 
-    def __call__(self, run: PackedPass, given: PassInputs, rooms: Rooms) -> Outputs:
+    def __call__(self, run: StaticPass, given: Given, rooms: Rooms) -> Outputs:
         if run not in self._programs:
             self._programs[run] = torch.compile(run, dynamic=False, fullgraph=True)
-        for tensor, axis in [(given.mask, 3), *((part, 2) for pair in rooms for part in pair)]:
+        for tensor, axis in [*given.growing, *((part, 2) for pair in rooms for part in pair)]:
             torch._dynamo.maybe_mark_dynamic(tensor, axis)
         with torch._dynamo.config.patch(recompile_limit=64):
             outputs: Outputs = self._programs[run](given, rooms)
@@ -103,7 +86,7 @@ class Captured:
         recorder: CUDA's, or a stub of it.
 
     Attributes:
-        fell_back: why passes run as they are instead, or None.
+        fell_back: passes that run as they are instead, and why.
     """
 
     name = "graphs"
@@ -111,14 +94,13 @@ class Captured:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._recorded: dict[tuple[Any, ...], tuple[Callable[[], None], Outputs]] = {}
-        self._places: dict[int, Rooms] = {}
-        self._owners: dict[int, weakref.ref[RoomyLayer]] = {}
-        self.fell_back: str | None = None
+        self._places: dict[tuple[object, int], Rooms] = {}
+        self._layers: dict[int, weakref.ref[RoomyLayer]] = {}
+        self.fell_back: dict[StaticPass, str] = {}
 
-    def adopt(self, layers: Sequence[RoomyLayer]) -> None:
+    def adopt(self, owner: object, layers: Sequence[RoomyLayer]) -> None:
         """Move a sequence's rows to where the graphs look for them; whoever was there gets a copy of its own."""
-        capacity = layers[0].capacity
-        place = self._places.setdefault(capacity, [])
+        place = self._places.setdefault((owner, layers[0].capacity), [])
         while len(place) < len(layers):
             like = layers[len(place)].room
             assert like is not None
@@ -127,25 +109,27 @@ class Captured:
             assert layer.room is not None
             if layer.room[0] is pair[0]:
                 continue
-            owner = self._owners.get(id(pair[0]), lambda: None)()
-            if owner is not None and owner.room is not None and owner.room[0] is pair[0]:
-                owner.move((pair[0].clone(), pair[1].clone()))
+            before = self._layers.get(id(pair[0]), lambda: None)()
+            if before is not None and before.room is not None and before.room[0] is pair[0]:
+                before.move((pair[0].clone(), pair[1].clone()))
             for new, old in zip(pair, layer.room, strict=True):
                 new.copy_(old)
             layer.move(pair)
-            self._owners[id(pair[0])] = weakref.ref(layer)
+            self._layers[id(pair[0])] = weakref.ref(layer)
 
-    def __call__(self, run: PackedPass, given: PassInputs, rooms: Rooms) -> Outputs:
-        if self.fell_back is not None:
+    def __call__(self, run: StaticPass, given: Given, rooms: Rooms) -> Outputs:
+        if run in self.fell_back:
             return run(given, rooms)
-        key = (run, *(getattr(given, field.name).data_ptr() for field in fields(given)), rooms[0][0].data_ptr())
+        key = (run, *(tensor.data_ptr() for tensor in given.tensors), rooms[0][0].data_ptr())
         if key not in self._recorded:
             try:
                 self._recorded[key] = self._recorder.record(lambda: run(given, rooms))
             except RuntimeError as error:
-                self.fell_back = (str(error).splitlines() or [type(error).__name__])[0]
-                message = f"passes are not recorded as graphs, they run one kernel at a time: {self.fell_back}"
-                warnings.warn(message, OneglanceWarning, stacklevel=2)
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                if reason not in self.fell_back.values():
+                    message = f"passes are not recorded as graphs, they run one kernel at a time: {reason}"
+                    warnings.warn(message, OneglanceWarning, stacklevel=2)
+                self.fell_back[run] = reason
                 return run(given, rooms)
         replay, (rows, features) = self._recorded[key]
         replay()

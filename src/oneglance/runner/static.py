@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from oneglance.core import TokenTree
-from oneglance.runner.execution import Captured, Compiled, CudaGraphs, Execution
+from oneglance.runner.execution import Captured, Compiled, CudaGraphs
 from oneglance.targets.base import Target
 from oneglance.targets.grouped import ancestor_mask, grouped_attention
 from oneglance.targets.kv import RoomyLayer
 from oneglance.targets.state import TargetState
-from oneglance.targets.static import PassInputs, packed_pass
+from oneglance.targets.static import Execution, PassInputs, packed_pass
 from oneglance.tree import PackedTree, pack
 
 WIDTHS = (1, 16, 32, 64, 128)  # rows of a pass, the root included
@@ -73,7 +73,7 @@ class StaticShape:
         size = len(packed.token_ids)
         for layer in layers:
             layer.reserve(state.length + size)
-        self.execution.adopt(layers)
+        self.execution.adopt(self, layers)
         given = self._filled(target, state, packed, layers[0].capacity)
         key = (*state.layer_ids, -1, id(target.text_model))
         if key not in self._functions:

@@ -5,12 +5,18 @@ transformers' own layer concatenates, which copies the whole context once a laye
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
 GROWTH = 512  # rows by which a layer grows
+
+
+def capacity_for(needed: int, limit: int) -> int:
+    """Rows of a layer that has grown until so many fit: a multiple of ``GROWTH``, or the limit."""
+    return max(needed, min(-(-needed // GROWTH) * GROWTH, limit))
 
 
 class RoomyLayer(DynamicLayer):  # type: ignore[misc]
@@ -26,7 +32,7 @@ class RoomyLayer(DynamicLayer):  # type: ignore[misc]
     keys: Tensor
     values: Tensor
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int = sys.maxsize) -> None:
         super().__init__()
         self.limit = limit
         self.room: tuple[Tensor, Tensor] | None = None
@@ -74,7 +80,7 @@ class RoomyLayer(DynamicLayer):  # type: ignore[misc]
 
     def _grown(self, like: Tensor, rows: Tensor, needed: int) -> Tensor:
         """Room for ``needed`` rows and the next ones, which begins with the rows so far."""
-        capacity = max(needed, min(-(-needed // GROWTH) * GROWTH, self.limit))
+        capacity = capacity_for(needed, self.limit)
         room = like.new_zeros(*like.shape[:2], capacity, like.shape[3])
         if rows.numel():
             room[:, :, : rows.shape[2]] = rows

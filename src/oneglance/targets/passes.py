@@ -23,6 +23,7 @@ from oneglance.core import InputError, TokenTree
 from oneglance.targets import hf
 from oneglance.targets.grouped import grouped_attention
 from oneglance.targets.state import TargetState
+from oneglance.targets.static import Execution
 from oneglance.tree import PackedTree, pack
 
 STEP = 16  # M is a multiple of it
@@ -39,6 +40,10 @@ class Passes(Protocol):
     def is_fixed(self) -> bool:
         """Whether plain decoding's passes have the very shape of the others, and are what text is compared with."""
 
+    @property
+    def execution(self) -> Execution | None:
+        """What runs passes of static shapes, a drafter's as well; None where passes are run as they are."""
+
     def lay_out(self, root: int, tree: TokenTree) -> PackedTree:
         """The rows of one pass: the root and the tree first, in packed order."""
 
@@ -53,6 +58,7 @@ class OwnForward:
     """Passes by transformers' own forward."""
 
     is_fixed = False
+    execution = None
 
     def run(self, target: Any, state: TargetState, packed: PackedTree) -> tuple[Tensor, Sequence[Tensor]]:
         rows, features = target.forward_packed(state, packed)

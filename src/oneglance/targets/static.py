@@ -1,4 +1,4 @@
-"""A packed pass as a pure function of tensors of fixed shapes: what can be compiled, or recorded and replayed.
+"""Passes as pure functions of tensors of fixed shapes: what can be compiled, or recorded and replayed.
 
 The family's own decoder layers run one after the other, with a cache whose rows are written at given places and read
 whole. The mask hides what is beyond; so every shape depends on packed width and capacity alone.
@@ -8,12 +8,43 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicLayer
 
 from oneglance.targets import hf
+from oneglance.targets.kv import RoomyLayer
+
+Rooms = list[tuple[Tensor, Tensor]]  # a layer's keys and values, (1, KV, C, D) each
+Outputs = tuple[Tensor, list[Tensor]]
+
+
+class Given(Protocol):
+    """What goes into a pass besides keys and values: the same tensors in every pass of a shape, refilled."""
+
+    @property
+    def tensors(self) -> list[Tensor]: ...
+
+    @property
+    def growing(self) -> list[tuple[Tensor, int]]:
+        """Those whose shape follows the capacity, and along which axis."""
+
+
+StaticPass = Callable[[Any, Rooms], Outputs]  # of its own ``Given``; writes keys and values in place
+
+
+class Execution(Protocol):
+    """Runs passes over tensors of fixed shapes."""
+
+    @property
+    def name(self) -> str: ...
+
+    def adopt(self, owner: object, layers: Sequence[RoomyLayer]) -> None:
+        """Prepare the cache of the sequence whose turn it is; ``owner`` is whose passes run over it."""
+
+    def __call__(self, run: StaticPass, given: Given, rooms: Rooms) -> Outputs:
+        """What the pass returns, in tensors that no later pass writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +63,13 @@ class PassInputs:
     mask: Tensor
     slots: Tensor
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [self.token_ids, self.position_ids, self.mask, self.slots]
 
-Rooms = list[tuple[Tensor, Tensor]]  # a layer's keys and values, (1, KV, C, D) each
-PackedPass = Callable[[PassInputs, Rooms], tuple[Tensor, list[Tensor]]]
+    @property
+    def growing(self) -> list[tuple[Tensor, int]]:
+        return [(self.mask, 3)]
 
 
 class SlotLayer(DynamicLayer):  # type: ignore[misc]
@@ -51,7 +86,7 @@ class SlotLayer(DynamicLayer):  # type: ignore[misc]
         return self.keys, self.values
 
 
-def packed_pass(text_model: nn.Module, lm_head: nn.Module, layer_ids: Sequence[int]) -> PackedPass:
+def packed_pass(text_model: nn.Module, lm_head: nn.Module, layer_ids: Sequence[int]) -> StaticPass:
     """The pass of a text stack: ``embed_tokens``, ``rotary_emb``, ``layers``, ``norm``.
 
     Args:
@@ -66,7 +101,7 @@ def packed_pass(text_model: nn.Module, lm_head: nn.Module, layer_ids: Sequence[i
     layers: list[Any] = list(model.layers)
     keyword = hf.cache_keyword(layers[0])
 
-    def run(given: PassInputs, rooms: Rooms) -> tuple[Tensor, list[Tensor]]:
+    def run(given: PassInputs, rooms: Rooms) -> Outputs:
         cache = Cache(layers=[SlotLayer(keys, values, given.slots) for keys, values in rooms])
         hidden = model.embed_tokens(given.token_ids)
         rotation = model.rotary_emb(hidden, given.position_ids)
