@@ -22,6 +22,7 @@ from oneglance.targets.state import TargetState
 from oneglance.tiny import BUILDERS, QWEN_TEMPLATE, QWEN_TOKENS, byte_tokenizer
 
 __all__ = [
+    "CHAT_FAMILIES",
     "FAMILIES",
     "QWEN_TEMPLATE",
     "QWEN_TOKENS",
@@ -37,6 +38,7 @@ __all__ = [
 ]
 
 FAMILIES = ("qwen3_vl", "qwen2_5_vl", "mllama", "qwen3", "llama", "whisper")
+CHAT_FAMILIES = tuple(name for name in FAMILIES if name != "whisper")  # take messages
 VISION_FAMILIES = ("qwen3_vl", "qwen2_5_vl", "mllama")
 
 

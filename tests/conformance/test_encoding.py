@@ -140,7 +140,7 @@ def test_a_padding_token_typed_into_a_prompt_is_text(sdpa_target: Target) -> Non
     target = sdpa_target
     pad = target.tokenizer.convert_ids_to_tokens(target.model.generation_config.pad_token_id)
     if target.takes_audio:
-        with pytest.raises(InputError, match="refuses the prompt: .*disallowed special token"):
+        with pytest.raises(InputError, match=r"refuses the prompt: .*disallowed special token"):
             prompt(target, text=f"what is {pad}?")
         return
     inputs = encode(target, f"what is {pad}?")
