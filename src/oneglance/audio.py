@@ -84,7 +84,7 @@ def _mono(samples: NDArray[np.generic], label: str) -> Waveform:
     elif kind == "u" and samples.dtype.itemsize == 1:  # 8-bit WAV files have their zero at 128
         wide = (samples.astype(np.float64) - 128) / 128
     elif kind == "i":
-        wide = samples.astype(np.float64) / -float(np.iinfo(samples.dtype).min)
+        wide = samples.astype(np.float64) / 2 ** (8 * samples.dtype.itemsize - 1)
     else:
         raise InputError(f"{label} holds {samples.dtype}; give floats in [-1, 1] or signed integers")
     return (wide if wide.ndim == 1 else wide.mean(axis=1)).astype(np.float32)

@@ -97,5 +97,5 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(audio, "MAX_BYTES", 100)
     path = tmp_path / "long.wav"
     path.write_bytes(WHOLE)
-    with pytest.raises(InputError, match="larger than .* cut it into shorter pieces"):
+    with pytest.raises(InputError, match=r"larger than .* cut it into shorter pieces"):
         load_audio(path, rate_hz=RATE)
