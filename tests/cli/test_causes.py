@@ -165,6 +165,10 @@ def test_logs_become_a_part_of_a_markdown_page(run: Run, tiny: tuple[object, ...
     log, probe, arms = planted(tmp_path / "one.jsonl", 1, 0.8, 0), tmp_path / "probe.jsonl", tmp_path / "arms.jsonl"
     found = run("probe", "image", *tiny, "--out", probe, "--json").json["tasks"]["pooled"]
     kept = run("ablate", "layers", *tiny, "--subsets", "1", "--out", arms, "--json").json["kept"]["pooled"]["tree"]
+    beside = json.loads((tmp_path / "arms.jsonl.run.json").read_text())
+    assert beside["settings"]["ablation"] == "layers"
+    assert beside["manifest"]["command"].startswith("oneglance")  # what was typed, and no setting in its place
+    assert beside["manifest"]["command"] != "ablate layers"
     page = tmp_path / "law.md"
     page.write_text("# Law\n\nwhat a person says\n\n<!-- report: written by the command -->\n<!-- /report -->\n")
     words = ("report", "--rounds", log, "--image-probe", probe, "--ablation", arms, "--transfer", f"planted={log}")
@@ -174,6 +178,7 @@ def test_logs_become_a_part_of_a_markdown_page(run: Run, tiny: tuple[object, ...
     for name in ("The entropy law", "The image acts through entropy", "What the head reads: layers", "transfer?"):
         assert f"{name}\n" in text
     assert f"| pooled | {found['num_roots']} | {found['num_prompts']} | {found['lift']['value']:.3f} |" in text
+    assert "An arm is named by the kept layers that stay" in text
     assert f"| {kept['1']['tau']['value']:.3f} | {kept['1']['share']['value']:.3f} |" in text
     assert "| planted | — | block/best_first/31 | t | 400 |" in text
     assert run(*words, "--resamples", 19, "--out", page).code == 0
