@@ -21,6 +21,7 @@ from oneglance.core import InputError, TargetError
 from oneglance.targets import hf
 from oneglance.targets.base import Target
 from oneglance.targets.contents import Content, CrossRow, fingerprint
+from oneglance.targets.kv import RoomyLayer
 from oneglance.targets.state import Inputs, TargetState
 
 
@@ -137,8 +138,8 @@ class Whisper(Target):
     # Passes -----------------------------------------------------------------------------------------------------
 
     def empty_cache(self) -> Cache:
-        cache = super().empty_cache()
-        return Cache(layers=[*cache.layers, *(DynamicLayer() for _ in self.fixed_layers)])
+        own = [RoomyLayer(self.context_length) for _ in self.self_attention_layers]
+        return Cache(layers=[*own, *(DynamicLayer() for _ in self.fixed_layers)])
 
     def passed(self, cache: Cache) -> Cache:
         """The two caches of an encoder-decoder model: views of the same layers."""
