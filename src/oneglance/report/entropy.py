@@ -117,12 +117,13 @@ def tail_section(tails: Mapping[str, Tail], left_out: Mapping[str, str]) -> Sect
         mean, one, two, ratio = tail.floor_mean, tail.chi_single, tail.chi_two_state, tail.ratio
         values = {"a": mean.value, "low": mean.low, "high": mean.high, "cap": tail.cap, "loose": tail.loose_cap}
         values |= {"chi_one": one.statistic, "chi_two": two.statistic, "ratio": ratio.statistic}
-        values |= {"pi": tail.two_state.model.pi, "pi_star": tail.pi_star}
+        values |= {"pi": tail.fit.model.pi, "pi_star": tail.pi_star}
         chances = {"p_one": one.p, "p_two": two.p, "p_chi2": ratio.p_chi2, "p_boot": ratio.p_bootstrap}
         names = {"task": task, "rounds": tail.num_rounds, "prompts": tail.num_prompts}
         rows.append({**names, **measured(values), **{n: f"{p:.2g}" for n, p in chances.items() if p == p}})
         says = "lies above" if tail.exceeds_cap else "does not lie above"
-        note = f"{task}: the floor's interval {says} e^b0"
+        share = {True: "exceeds π*", False: "stays under π*", None: "cannot be told from run lengths"}
+        note = f"{task}: the floor's interval {says} e^b0; the share π that copies {share[tail.above_threshold]}"
         if tail.held_out is not None:
             held = tail.held_out
             note += (
