@@ -123,7 +123,9 @@ def tail_section(tails: Mapping[str, Tail], left_out: Mapping[str, str]) -> Sect
         rows.append({**names, **measured(values), **{n: f"{p:.2g}" for n, p in chances.items() if p == p}})
         says = "lies above" if tail.exceeds_cap else "does not lie above"
         share = {True: "exceeds π*", False: "stays under π*", None: "cannot be told from run lengths"}
-        note = f"{task}: the floor's interval {says} e^b0; the share π that copies {share[tail.above_threshold]}"
+        note = f"{task}: the floor's interval {says} e^b0"
+        if ratio.p_bootstrap < 0.05:  # where one hazard does as well, no share copies
+            note += f"; the share π that copies {share[tail.above_threshold]}"
         if tail.held_out is not None:
             held = tail.held_out
             note += (
