@@ -61,7 +61,7 @@ def plan(
     size, text = dtype.itemsize, target.text_config
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     kv_row = len(target.self_attention_layers) * 2 * text.num_key_value_heads * head_dim * size
-    widest_row = (2 * text.hidden_size + 3 * text.intermediate_size) * size
+    widest_row = (2 * text.hidden_size + 3 * target.inner_size) * size
     rows = budget + 1
     own = feature_row = head_kv_row = 0
     if head is not None:

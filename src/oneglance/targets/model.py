@@ -73,6 +73,11 @@ class HFModel:
         return int(self.text_config.hidden_size)
 
     @property
+    def inner_size(self) -> int:
+        """Width of a layer's MLP."""
+        return int(self.text_config.intermediate_size)
+
+    @property
     def vocab_size(self) -> int:
         """Rows of the lm_head."""
         return int(self.text_config.vocab_size)

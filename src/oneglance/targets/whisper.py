@@ -48,6 +48,10 @@ class Whisper(Target):
         return norm
 
     @property
+    def inner_size(self) -> int:
+        return int(self.model.config.decoder_ffn_dim)
+
+    @property
     def context_length(self) -> int:
         return int(self.model.config.max_target_positions)
 
