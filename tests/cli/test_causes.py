@@ -186,6 +186,19 @@ def test_logs_become_a_part_of_a_markdown_page(run: Run, tiny: tuple[object, ...
     assert "is no log of" in run("report", "--ablation", log, "--out", page).error
 
 
+def test_a_page_has_as_many_places_as_it_names(run: Run, tmp_path: Path) -> None:
+    log, page = planted(tmp_path / "one.jsonl", 1, 0.8, 0), tmp_path / "law.md"
+    places = [f"<!-- {name}: written by the command -->\nold {name}\n<!-- /{name} -->\n" for name in ("report", "text")]
+    page.write_text("\n".join(places))
+    words = ("report", "--transfer", f"planted={log}", "--out", page)
+    assert run(*words, "--place", "text").code == 0
+    text = page.read_text()
+    assert text.startswith(places[0])
+    assert "| planted | — | block/best_first/31 | t | 400 |" in text
+    assert "old text" not in text
+    assert "put the lines <!-- speech: written" in run(*words, "--place", "speech").error
+
+
 @pytest.mark.parametrize(
     ("words", "fix"),
     [
