@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from PIL import Image
 from torch import Tensor, nn
+from transformers.cache_utils import Cache, EncoderDecoderCache
 
 from oneglance.core import BlockMarginals, SamplingParams, TokenTree
 from oneglance.decoder import Decoder, Stream
@@ -38,7 +40,9 @@ def pictures(count: int, seed: int = 0) -> list[Image.Image]:
 
 
 def prompt(target: Target, num_images: int = 0, *, text: str = "hello there", seed: int = 0) -> Inputs:
-    """An encoded prompt with that many pictures."""
+    """An encoded prompt with that many pictures; for a speech target, text that came before a recording of noise."""
+    if target.takes_audio:
+        return encode(target, text, audio=noise(seed))
     return encode(target, text, images=pictures(num_images, seed))
 
 
@@ -51,6 +55,28 @@ def random_rescorer(target: Target, seed: int = 2) -> PreviousTokenBias:
     return made.eval().requires_grad_(False)
 
 
+def noise(seed: int, num_samples: int = 9000) -> np.ndarray:
+    """A recording at 16 kHz."""
+    return np.random.default_rng(seed).normal(scale=0.3, size=num_samples).astype(np.float32)
+
+
+def hf_arguments(target: Target, inputs: Inputs) -> dict[str, Any]:
+    """What ``generate`` takes; without a mask it would take a padding token for padding."""
+    if "input_features" in inputs.tensors:
+        return {
+            "input_features": inputs.tensors["input_features"],
+            "decoder_input_ids": inputs.tensors["input_ids"],
+        }
+    return {**inputs.tensors, "attention_mask": torch.ones_like(inputs.tensors["input_ids"])}
+
+
+def hf_generated(target: Target, inputs: Inputs, **options: Any) -> Any:
+    """``generate`` of the unmodified model; of Whisper, the one under its cutting into windows, which hides the end."""
+    forget(target)
+    generate = transformers.GenerationMixin.generate if target.takes_audio else type(target.model).generate
+    return generate(target.model, **hf_arguments(target, inputs), do_sample=False, **options)
+
+
 def forget(target: Target) -> None:
     """Clear what multimodal Qwen models keep from the call before, so that an oracle starts afresh."""
     inner = target.model.model
@@ -60,12 +86,8 @@ def forget(target: Target) -> None:
 
 @torch.inference_mode()
 def hf_generate(target: Target, inputs: Inputs, num_tokens: int, **options: Any) -> list[int]:
-    """New tokens of ``generate(do_sample=False)``; without a mask it would take a padding token for padding."""
-    forget(target)
-    mask = torch.ones_like(inputs.tensors["input_ids"])
-    out = target.model.generate(
-        **inputs.tensors, attention_mask=mask, do_sample=False, max_new_tokens=num_tokens, **options
-    )
+    """New tokens of ``generate(do_sample=False)``."""
+    out = hf_generated(target, inputs, max_new_tokens=num_tokens, **options)
     new: list[int] = out[0, len(inputs.token_ids) :].tolist()
     return new
 
@@ -73,12 +95,12 @@ def hf_generate(target: Target, inputs: Inputs, num_tokens: int, **options: Any)
 @torch.inference_mode()
 def hf_cache(target: Target, inputs: Inputs, num_tokens: int) -> Any:
     """The cache that plain decoding leaves after ``num_tokens`` new tokens; the last one is not in it."""
-    forget(target)
-    out = target.model.generate(
-        **inputs.tensors, do_sample=False, max_new_tokens=num_tokens, return_dict_in_generate=True
-    )
+    out = hf_generated(target, inputs, max_new_tokens=num_tokens, return_dict_in_generate=True)
     assert out.sequences.shape[1] == len(inputs.token_ids) + num_tokens, "the oracle met an end of sequence"
-    return out["cache" if "cache" in out else "past_key_values"]
+    cache = out["cache" if "cache" in out else "past_key_values"]
+    if isinstance(cache, EncoderDecoderCache):
+        return Cache(layers=[*cache.self_attention_cache.layers, *cache.cross_attention_cache.layers])
+    return cache
 
 
 @torch.inference_mode()
@@ -95,8 +117,10 @@ def hf_forward(target: Target, inputs: Inputs, extra: Sequence[int], **options: 
     if "cross_attention_mask" in tensors:
         mask = tensors["cross_attention_mask"]
         tensors["cross_attention_mask"] = torch.cat([mask, mask[:, -1:].expand(-1, size, -1, -1)], dim=1)
-    tensors["attention_mask"] = torch.ones_like(tensors["input_ids"])
-    return target.model(**tensors, use_cache=False, **options)
+    out = target.model(**hf_arguments(target, Inputs(tensors)), use_cache=False, **options)
+    if "decoder_hidden_states" in out:
+        out["hidden_states"] = out["decoder_hidden_states"]
+    return out
 
 
 def hf_rows(target: Target, inputs: Inputs, extra: Sequence[int]) -> Tensor:

@@ -39,12 +39,14 @@ class Page:
         prompt: user text.
         load: its images, read only when their turn comes.
         system: system prompt.
+        audio: path of a recording, for speech targets.
     """
 
     id: str
     prompt: str
     load: Callable[[], list[Image.Image]]
     system: str | None = None
+    audio: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +156,7 @@ def _lines(path: Path, prompt: str | None) -> Iterator[Page | Failure]:
 
 
 def _page_of_line(asked: Prompt) -> Page:
-    return Page(asked.id, asked.text, lambda: [load_image(image) for image in asked.images], asked.system)
+    return Page(asked.id, asked.text, lambda: [load_image(image) for image in asked.images], asked.system, asked.audio)
 
 
 @dataclass
@@ -280,7 +282,7 @@ def settings_of(decoder: Decoder, params: SamplingParams, **others: Any) -> dict
 def _answer(decoder: Decoder, page: Page, params: SamplingParams) -> Row | Failure:
     started = time.perf_counter()
     try:
-        stream = decoder.stream_params(page.prompt, params, images=page.load(), system=page.system)
+        stream = decoder.stream_params(page.prompt, params, images=page.load(), system=page.system, audio=page.audio)
         for _ in stream:
             pass
     except InputError as error:

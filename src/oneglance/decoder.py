@@ -113,6 +113,7 @@ class Decoder:
         *,
         images: Sequence[Any] = (),
         system: str | None = None,
+        audio: Any = None,
         **sampling: Unpack[SamplingOptions],
     ) -> Generation:
         """Decode a prompt to its end.
@@ -121,13 +122,14 @@ class Decoder:
             prompt: a user prompt, or chat messages.
             images: image sources for a plain prompt: paths, URLs, bytes, PIL images, arrays.
             system: system prompt.
+            audio: a recording for a speech target: a WAV file's path or bytes, or a waveform.
             sampling: how tokens are chosen and where the text ends, e.g. ``max_new_tokens=64, temperature=0.7,
                 seed=1``; see ``SamplingParams``. The default is greedy.
 
         Raises:
             InputError: a bad prompt, image or parameter; the message names the fix.
         """
-        return _exhausted(self.stream(prompt, images=images, system=system, **sampling))
+        return _exhausted(self.stream(prompt, images=images, system=system, audio=audio, **sampling))
 
     def stream(
         self,
@@ -135,11 +137,12 @@ class Decoder:
         *,
         images: Sequence[Any] = (),
         system: str | None = None,
+        audio: Any = None,
         **sampling: Unpack[SamplingOptions],
     ) -> Stream:
         """As ``generate``, a round at a time."""
         params = SamplingParams(**sampling)  # type: ignore[arg-type]
-        return self.stream_params(prompt, params, images=images, system=system)
+        return self.stream_params(prompt, params, images=images, system=system, audio=audio)
 
     def stream_params(
         self,
@@ -148,9 +151,10 @@ class Decoder:
         *,
         images: Sequence[Any] = (),
         system: str | None = None,
+        audio: Any = None,
     ) -> Stream:
         """As ``stream``, with the parameters in one object."""
-        return self.stream_inputs(encode(self.target, prompt, images=images, system=system), params)
+        return self.stream_inputs(encode(self.target, prompt, images=images, system=system, audio=audio), params)
 
     def generate_ids(self, **inputs: Any) -> Tensor:
         """Drop-in for ``model.generate(**inputs, do_sample=False)``, or for sampling with ``temperature=…``.
@@ -171,8 +175,9 @@ class Decoder:
         is_drawn = bool(sampling.get("temperature"))
         if bool(inputs.pop("do_sample", is_drawn)) != is_drawn:
             raise InputError("do_sample and temperature contradict each other; temperature alone decides, 0 is greedy")
-        generation = _exhausted(self.stream_inputs(self.target.wrap(inputs), SamplingParams(**sampling)))
-        ids: Tensor = inputs["input_ids"]
+        wrapped = self.target.wrap(inputs)
+        generation = _exhausted(self.stream_inputs(wrapped, SamplingParams(**sampling)))
+        ids: Tensor = inputs.get("input_ids", wrapped.tensors["input_ids"])
         return torch.cat([ids, torch.tensor([generation.token_ids], dtype=torch.long).to(ids)], dim=1)
 
     def stream_inputs(self, inputs: Inputs, params: SamplingParams) -> Stream:

@@ -83,7 +83,7 @@ def plan(
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     layer_row = 2 * text.num_key_value_heads * head_dim * size
     group = text.num_attention_heads // text.num_key_value_heads
-    widest_row = (2 * text.hidden_size + 3 * text.intermediate_size) * size
+    widest_row = (2 * text.hidden_size + 3 * target.inner_size) * size
     rows = budget + 1
     capacity = capacity_for(context + rows, target.context_length)
     own = feature_row = head_kv = head_layer_row = block = 0

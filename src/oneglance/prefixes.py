@@ -245,7 +245,7 @@ class Reuse:
         self._inputs = inputs
         self._drafts_for: Hashable = getattr(drafter, "row_owner", None)
         self._contents = [] if inputs.encoded else target.contents(inputs)  # an encoded image has no pixels to compare
-        self._others = [i for i in range(target.num_layers) if i not in target.self_attention_layers]
+        self._others = target.fixed_layers
 
     def prefill(self) -> TargetState:
         """As ``Target.prefill``, without the rows that the store has. Forgets them all where memory is short."""

@@ -6,9 +6,9 @@ with the loop that it judges.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,18 +38,16 @@ class Reference:
 
 def plain_rows(target: Target, inputs: Inputs) -> Generator[Tensor, int, None]:
     """The model's own forward, one token a pass: yields (1, V) logits in float32 and is sent the next token."""
-    model, cache = target.model, hf.new_cache(target.model.config)
+    model, cache = target.model, target.plain_cache()
     keyword = hf.cache_keyword(model)
+    last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
     hf.forget_positions(model)
-    arguments: dict[str, Any] = dict(inputs.tensors)
-    ids = inputs.tensors["input_ids"]
+    arguments = target.model_arguments(inputs)
     while True:
         with torch.inference_mode():
-            output = model(**arguments, **{keyword: cache}, use_cache=True, logits_to_keep=1)
+            output = model(**arguments, **{keyword: cache}, use_cache=True, **last)
         token = yield output.logits[:, -1].float()
-        arguments = {"input_ids": ids.new_tensor([[token]])}
-        if "cross_attention_mask" in inputs.tensors:
-            arguments["cross_attention_mask"] = inputs.tensors["cross_attention_mask"][:, -1:]
+        arguments = target.step_arguments(inputs, output, token)
 
 
 def shaped_rows(target: Target, inputs: Inputs) -> Generator[Tensor, int, None]:
@@ -116,11 +114,12 @@ def hf_generate(target: Target, inputs: Inputs, *, max_new_tokens: int) -> Refer
     config = hf.greedy_config(target.model, max_new_tokens=max_new_tokens)
     config.return_dict_in_generate = config.output_logits = config.output_scores = True
     hf.forget_positions(target.model)
-    ids = inputs.tensors["input_ids"]  # without a mask, a padding token of the prompt would count as padding
-    out = target.model.generate(**inputs.tensors, attention_mask=torch.ones_like(ids), generation_config=config)
+    out = target.generate(inputs, config)
     best = torch.cat(out.scores).topk(2).values.float()
     return Reference(
-        out.sequences[0, ids.shape[1] :].tolist(), torch.cat(out.logits).float(), (best[:, 0] - best[:, 1]).tolist()
+        out.sequences[0, len(inputs.token_ids) :].tolist(),
+        torch.cat(out.logits).float(),
+        (best[:, 0] - best[:, 1]).tolist(),
     )
 
 

@@ -165,6 +165,10 @@ def test_logs_become_a_part_of_a_markdown_page(run: Run, tiny: tuple[object, ...
     log, probe, arms = planted(tmp_path / "one.jsonl", 1, 0.8, 0), tmp_path / "probe.jsonl", tmp_path / "arms.jsonl"
     found = run("probe", "image", *tiny, "--out", probe, "--json").json["tasks"]["pooled"]
     kept = run("ablate", "layers", *tiny, "--subsets", "1", "--out", arms, "--json").json["kept"]["pooled"]["tree"]
+    beside = json.loads((tmp_path / "arms.jsonl.run.json").read_text())
+    assert beside["settings"]["ablation"] == "layers"
+    assert beside["manifest"]["command"].startswith("oneglance")  # what was typed, and no setting in its place
+    assert beside["manifest"]["command"] != "ablate layers"
     page = tmp_path / "law.md"
     page.write_text("# Law\n\nwhat a person says\n\n<!-- report: written by the command -->\n<!-- /report -->\n")
     words = ("report", "--rounds", log, "--image-probe", probe, "--ablation", arms, "--transfer", f"planted={log}")
@@ -174,11 +178,25 @@ def test_logs_become_a_part_of_a_markdown_page(run: Run, tiny: tuple[object, ...
     for name in ("The entropy law", "The image acts through entropy", "What the head reads: layers", "transfer?"):
         assert f"{name}\n" in text
     assert f"| pooled | {found['num_roots']} | {found['num_prompts']} | {found['lift']['value']:.3f} |" in text
+    assert "An arm is named by the kept layers that stay" in text
     assert f"| {kept['1']['tau']['value']:.3f} | {kept['1']['share']['value']:.3f} |" in text
     assert "| planted | — | block/best_first/31 | t | 400 |" in text
     assert run(*words, "--resamples", 19, "--out", page).code == 0
     assert page.read_text() == text, "writing twice changes nothing"
     assert "is no log of" in run("report", "--ablation", log, "--out", page).error
+
+
+def test_a_page_has_as_many_places_as_it_names(run: Run, tmp_path: Path) -> None:
+    log, page = planted(tmp_path / "one.jsonl", 1, 0.8, 0), tmp_path / "law.md"
+    places = [f"<!-- {name}: written by the command -->\nold {name}\n<!-- /{name} -->\n" for name in ("report", "text")]
+    page.write_text("\n".join(places))
+    words = ("report", "--transfer", f"planted={log}", "--out", page)
+    assert run(*words, "--place", "text").code == 0
+    text = page.read_text()
+    assert text.startswith(places[0])
+    assert "| planted | — | block/best_first/31 | t | 400 |" in text
+    assert "old text" not in text
+    assert "put the lines <!-- speech: written" in run(*words, "--place", "speech").error
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 
 from oneglance.commands import rounds as rounds_command
 from oneglance.report import entropy
+from oneglance.report.tables import document
 from oneglance.stats.rounds import RoundLog, RoundRow, read_rounds, write_rounds
 from oneglance.stats.sidecar import read_marginals
 from simulate import simulate_rounds
@@ -144,16 +145,42 @@ def test_a_log_with_marginals_gets_its_width_on_the_page(law_log: Path) -> None:
     log = read_rounds(law_log)
     short = RoundLog(log.of("docvqa").rows[:120])
     made = entropy.sections(short, marginals=read_marginals(law_log, short), vocab_size=50, resamples=19)
-    names = ["The entropy law", "What scores promise", "The tail of the floor", "Width by entropy"]
-    assert [section.name for section in made] == names
-    assert {row["scores"] for row in made[1].rows} == {"marginal"}
+    assert [section.name for section in made] == [
+        "The entropy law",
+        "Slopes and scales",
+        "Between its bounds",
+        "What scores promise",
+        "The tail of the floor",
+        "Width by entropy",
+        "What choosing width by entropy could bring",
+    ]
+    page = {section.name: section for section in made}
+    assert {"fixed", "entropy", "oracle"} <= page["Width by entropy"].columns.keys()
+    gain = page["What choosing width by entropy could bring"].rows[0]
+    assert 0 <= gain["regret"] <= gain["bound"]
+    slope, (fit,) = (
+        page["Slopes and scales"].rows[0],
+        [r for r in page["The entropy law"].rows if r["task"] == "docvqa"],
+    )
+    assert slope["endless"] < slope["mean_slope"] < 0
+    assert fit["reached"] == pytest.approx(fit["round"] / fit["ceiling"])
+    promises = page["What scores promise"].rows
+    assert promises[0]["said"] == pytest.approx(0.6, abs=1e-6)
+    assert {row["scores"] for row in promises} == {"marginal"}
+    for row in page["Between its bounds"].rows:
+        assert row["lower"] <= row["upper"]
+    tail = page["The tail of the floor"].rows[0]
+    assert 0 <= tail["pi"] <= 1
+    text = document(made)
+    assert "γ = 0.5 is ours" in text
+    assert " nan " not in text
     chain = tuple(float(np.log(0.9)) for _ in range(15))
     rescored = [replace(row, ranks_given=row.ranks, top_log_q_given=chain, chain_log_q=chain) for row in short.rows]
     table = read_marginals(law_log, short)
-    both = entropy.sections(RoundLog(tuple(rescored)), marginals=table, vocab_size=50, resamples=19)[1]
-    assert {row["scores"] for row in both.rows} == {"marginal", "conditioned"}
-    assert "conditioned" in both.charts[0].svg
-    assert {"fixed", "entropy", "oracle"} <= made[-1].columns.keys()
+    both = entropy.sections(RoundLog(tuple(rescored)), marginals=table, vocab_size=50, resamples=19)
+    (conditioned,) = [section for section in both if section.name == "What scores promise"]
+    assert {row["scores"] for row in conditioned.rows} == {"marginal", "conditioned"}
+    assert "conditioned" in conditioned.charts[0].svg
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from oneglance.targets.state import Inputs
 from oneglance.testing import FAMILIES
 
 NUM_TOKENS = 20
-IMAGES = {"qwen3_vl": 2, "qwen2_5_vl": 1, "mllama": 1, "qwen3": 0, "llama": 0}
+IMAGES = {"qwen3_vl": 2, "qwen2_5_vl": 1, "mllama": 1, "qwen3": 0, "llama": 0, "whisper": 0}
 
 
 @cache

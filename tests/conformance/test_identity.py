@@ -22,7 +22,7 @@ from oneglance.tree import POLICIES
 
 NUM_TOKENS = 18
 BUDGETS = (1, 2, 15, 31, 63, 127)
-IMAGES = {"qwen3_vl": 2, "qwen2_5_vl": 1, "mllama": 1, "qwen3": 0, "llama": 0}
+IMAGES = {"qwen3_vl": 2, "qwen2_5_vl": 1, "mllama": 1, "qwen3": 0, "llama": 0, "whisper": 0}
 
 
 @cache

@@ -21,7 +21,7 @@ from oneglance.prefixes import PrefixStore, Reuse
 from oneglance.targets.base import Target
 from oneglance.targets.chat import encode
 from oneglance.targets.state import Inputs
-from oneglance.testing import FAMILIES, VISION_FAMILIES, tiny_head, tiny_target
+from oneglance.testing import CHAT_FAMILIES, VISION_FAMILIES, tiny_head, tiny_target
 
 from .checks import CACHE_TOLERANCE, LOGIT_TOLERANCE, close
 
@@ -76,7 +76,7 @@ def check_memory(store: PrefixStore) -> int:
     return store.nbytes
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", CHAT_FAMILIES)
 def test_every_turn_prefills_only_what_is_new(family: str) -> None:
     decoder = fresh(family).with_prefixes(64)
     target, messages, before = decoder.target, [{"role": "system", "content": "Be brief."}], None
@@ -136,7 +136,7 @@ def test_only_new_images_reach_the_vision_encoder(family: str) -> None:
         assert pixels.numel() > alone.numel(), "cross-attention needs all of them anew"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", CHAT_FAMILIES)
 def test_edited_turns_share_what_comes_before(family: str) -> None:
     decoder = fresh(family).with_prefixes(64)
     pictures = (3,) if decoder.target.takes_images else ()
@@ -149,7 +149,7 @@ def test_edited_turns_share_what_comes_before(family: str) -> None:
     assert 0 < done.num_reused < 40
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", CHAT_FAMILIES)
 def test_a_continued_state_is_that_of_a_whole_pass(family: str) -> None:
     decoder = fresh(family).with_prefixes(64)
     target, drafter, store = decoder.target, decoder.drafter, decoder.prefixes
@@ -316,7 +316,7 @@ def test_limits_must_be_positive() -> None:
 @settings(max_examples=max(10, settings.default.max_examples // 15))  # each is a dozen generations
 @given(data=st.data())
 def test_any_series_of_conversations(data: st.DataObject) -> None:
-    family = data.draw(st.sampled_from(FAMILIES), "family")
+    family = data.draw(st.sampled_from(CHAT_FAMILIES), "family")
     plain = fresh(family)
     decoder = Decoder(plain.target, plain.drafter, PrefixStore(data.draw(st.sampled_from([60, 200, 10_000])) * 1024))
     turn = st.tuples(st.sampled_from(["a", "ab", "b c"]), st.lists(st.integers(0, 2), max_size=2))

@@ -70,7 +70,7 @@ def test_the_last_layer_can_be_kept(sdpa_target: Target) -> None:
     """Its feature is the residual stream before the final norm, so the norm of it gives the logits."""
     inputs = prompt(sdpa_target)
     state = sdpa_target.prefill(inputs, [sdpa_target.num_layers - 1])
-    normed = sdpa_target.text_model.norm(state.take_features())
+    normed = sdpa_target.final_norm(state.take_features())
     torch.testing.assert_close(sdpa_target.lm_head(normed)[-1], hf_rows(sdpa_target, inputs, [])[-1], atol=1e-4, rtol=0)
 
 

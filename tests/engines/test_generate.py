@@ -14,12 +14,12 @@ from oneglance.core import InputError, TargetError
 from oneglance.drafters.checkpoint import save_checkpoint
 from oneglance.engines.generate import Glance
 from oneglance.targets.base import Target
-from oneglance.testing import FAMILIES, VISION_FAMILIES, tiny_head, tiny_head_config, tiny_target
+from oneglance.testing import CHAT_FAMILIES, VISION_FAMILIES, tiny_head, tiny_head_config, tiny_target
 
 NEW = 14
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=CHAT_FAMILIES)
 def target(request: pytest.FixtureRequest) -> Target:
     return tiny_target(request.param)
 

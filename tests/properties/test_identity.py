@@ -8,7 +8,7 @@ from functools import cache
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from helpers import PlannedDrafter, decode_ids, hf_generate, picture
+from helpers import PlannedDrafter, decode_ids, hf_generate, noise, picture
 from oneglance.core import Drafter
 from oneglance.decoder import Decoder
 from oneglance.drafters.block import BlockDrafter
@@ -33,7 +33,7 @@ def encoded(family: str, text: str, sizes: tuple[tuple[int, int], ...], seed: in
     """A prompt and the oracle's continuation, with no end-of-sequence id in the way."""
     target = target_of(family)
     images = [picture(seed + i, width, height) for i, (width, height) in enumerate(sizes)]
-    inputs = encode(target, text, images=images)
+    inputs = encode(target, text, images=images, audio=noise(seed) if target.takes_audio else None)
     with end_of_sequence(target, None):
         return inputs, hf_generate(target, inputs, MAX_TOKENS)
 

@@ -21,14 +21,14 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"errors"}),
     frozenset({"files", "sampling"}),
     frozenset({"core"}),
-    frozenset({"tree", "cost", "accept", "stats", "text", "images", "acceptance"}),
+    frozenset({"tree", "cost", "accept", "stats", "text", "images", "audio", "acceptance"}),
     frozenset({"tasks", "pace"}),
     frozenset({"targets", "pdf"}),
     frozenset({"drafters"}),
     frozenset({"runner"}),
     frozenset({"decode", "prefixes"}),
     frozenset({"stream"}),
-    frozenset({"decoder", "reference"}),
+    frozenset({"decoder", "reference", "tiny"}),
     frozenset(
         {"audit", "bulk", "calibrate", "matrix", "train", "bench", "report", "serve", "engines", "testing", "plan"}
     ),
@@ -44,6 +44,7 @@ TRANSFORMERS_IN = (
     "targets/",
     "train/reader/",  # builds the embedded target from the HF class
     "testing.py",
+    "tiny.py",
     "drafters/two_model.py",
     "drafters/eagle3.py",
     "drafters/medusa.py",

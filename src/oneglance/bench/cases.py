@@ -38,6 +38,7 @@ class Case:
         grade: scores an answer; None where nothing is known.
         system: system prompt.
         metric: what ``grade`` measures.
+        audio: path of a recording, for speech targets.
     """
 
     id: str
@@ -47,6 +48,7 @@ class Case:
     grade: Callable[[str], Grade] | None = None
     system: str | None = None
     metric: str | None = None
+    audio: str | None = None
 
     def encode(self, target: Target, *, scale: float = 1.0) -> Inputs:
         """The prompt, as the target sees it; ``scale`` changes the images' resolution, up or down.
@@ -55,7 +57,7 @@ class Case:
             ImageError: an image cannot be read.
         """
         pictures = [resize(image, scale) for image in self.images()]
-        return encode(target, self.text, images=pictures, system=self.system)
+        return encode(target, self.text, images=pictures, system=self.system, audio=self.audio)
 
 
 def resize(image: Image.Image, scale: float) -> Image.Image:
@@ -97,7 +99,12 @@ def official(names: Sequence[str], data: str, limit: int) -> list[Case]:
 def from_prompt(prompt: Prompt) -> Case:
     """A case without a score."""
     return Case(
-        prompt.id, prompt.task, prompt.text, lambda: [open_source(s) for s in prompt.images], system=prompt.system
+        prompt.id,
+        prompt.task,
+        prompt.text,
+        lambda: [open_source(s) for s in prompt.images],
+        system=prompt.system,
+        audio=prompt.audio,
     )
 
 

@@ -19,8 +19,8 @@ PACKAGES = ("oneglance", "torch", "transformers", "tokenizers", "numpy", "scipy"
 
 
 def manifest(**settings: Any) -> dict[str, Any]:
-    """Command, code, versions and machine, with the settings of the run."""
-    return {
+    """Command, code, versions and machine, with the settings of the run, which must not take their names."""
+    facts = {
         "schema_version": SCHEMA_VERSION,
         "command": " ".join(["oneglance", *sys.argv[1:]]),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -30,8 +30,10 @@ def manifest(**settings: Any) -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "threads": torch.get_num_threads(),
         "kernels": _kernels(),
-        **settings,
     }
+    taken = facts.keys() & settings.keys()
+    assert not taken, f"settings named {sorted(taken)} would hide what the manifest says"
+    return {**facts, **settings}
 
 
 def _kernels() -> dict[str, Any]:

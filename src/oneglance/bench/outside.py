@@ -87,13 +87,7 @@ class Generate:
         ids = inputs.tensors["input_ids"]
         hf.forget_positions(model)
         streamer = Streamer()
-        out = model.generate(
-            **inputs.tensors,
-            attention_mask=torch.ones_like(ids),
-            generation_config=config,
-            streamer=streamer,
-            **self._arguments,
-        )
+        out = self._target.generate(inputs, config, streamer=streamer, **self._arguments)
         new = tuple(out[0, ids.shape[1] :].tolist())
         total = (time.perf_counter() - streamer.started) * 1e3
         hf.forget_positions(model)

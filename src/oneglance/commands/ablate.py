@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     ReadingOf = Callable[[Case], Reading]
 
 TREE, CHAIN = "tree", "chain"
+CONDITIONING, LAYERS = "conditioning", "layers"  # what a log of this command says it is
 Out = Annotated[
     Path | None,
     typer.Option(
@@ -90,7 +91,7 @@ def conditioning(
         ways.check_twin(model, own, decoder.drafter.target_layer_ids)
         arms["twin"] = lambda _: ways.text_only(own, model)
     settings: dict[str, Any] = {
-        "command": "ablate conditioning",
+        "ablation": CONDITIONING,
         "twin": twin,
         "target": target,
         "head": head,
@@ -139,7 +140,7 @@ def layers(
 
     arms = {" ".join(map(str, kept)): reading_of(kept) for kept in _subsets(subsets, ids)}
     settings: dict[str, Any] = {
-        "command": "ablate layers",
+        "ablation": LAYERS,
         "subsets": list(arms),
         "target": target,
         "head": head,

@@ -181,6 +181,8 @@ def choose_prompts(
         chosen = read_prompts(prompts)[start:][:limit]
         if not chosen:
             raise InputError(f"{prompts} has no prompts after the first {start}; use a smaller --start")
+        if any(prompt.audio for prompt in chosen):
+            raise InputError(f"{prompts} has audio, and traces hold none; heads are trained on images and text")
         return chosen, {"prompts": prompts.name}
     names = choose_tasks(tasks or "")
     if limit is None:

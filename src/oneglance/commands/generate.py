@@ -21,6 +21,7 @@ Prompt = Annotated[str, typer.Argument(metavar="PROMPT", help="What to ask; - re
 def generate(
     prompt: Prompt = "",
     image: options.Images = None,
+    audio: options.Audio = None,
     target: options.Target = options.BUILTIN,
     head: options.Head = None,
     drafter: options.Drafter = "block",
@@ -57,7 +58,8 @@ def generate(
     """Answer a prompt about images, as it is decoded.
 
     On a terminal the run of tokens that each round accepted has one colour, and the bonus token that the target added
-    is underlined. Figures follow on stderr. Ctrl-C ends the answer and keeps what was decoded.
+    is underlined. Figures follow on stderr. Ctrl-C ends the answer and keeps what was decoded. With --audio a speech
+    target writes down what it hears.
     """
     if prompt == "-":
         prompt = _read_stdin()
@@ -83,7 +85,7 @@ def generate(
         raise InputError("--logprobs goes with --json, where there is room for them")
     margin = opening.gate(gate)
     pictures = read_images(image)
-    if not prompt and not pictures:
+    if not prompt and not pictures and audio is None:
         raise InputError("the prompt is empty; give a text, --image, or both")
     opening.note_foreign(target, pictures)
     decoder = open_decoder(
@@ -102,7 +104,7 @@ def generate(
         fixed_shape=fixed_shape,
     )
     params = replace(params, gate=opening.delta(margin, decoder.target))
-    stream = decoder.stream_params(prompt, params, images=pictures, system=system)
+    stream = decoder.stream_params(prompt, params, images=pictures, system=system, audio=audio)
     is_whole = terminal.follow(stream, None if json else terminal.StreamPrinter(sys.stdout))
     if json:
         terminal.write_json(stream.generation.as_dict())

@@ -165,6 +165,12 @@ Images = Annotated[
     list[str] | None,
     typer.Option("--image", metavar="PATH", help="A page or photo: a path, URL or data URI. Repeat for several."),
 ]
+Audio = Annotated[
+    str | None,
+    typer.Option(
+        "--audio", metavar="FILE", help="A WAV file for a speech target; PROMPT is then what was said before."
+    ),
+]
 # --prompts counts prompts of the built-in suite where a command only measures, and names a file of them where it takes
 # other people's: a number is no such file, and a file no number, so that neither is ever taken for the other
 NumPrompts = Annotated[
@@ -176,7 +182,7 @@ Prompts = Annotated[
     typer.Option(
         metavar="FILE",
         rich_help_panel=DATA,
-        help='JSONL: {"prompt", "image" or "images", "id", "task", "system"} a line; only prompt is required.',
+        help='JSONL: {"prompt", "image" or "images", "audio", "id", "task", "system"} a line; only prompt is required.',
     ),
 ]
 _TASKS = typer.Option(

@@ -43,7 +43,13 @@ TransferLogs = Annotated[
     list[str] | None,
     typer.Option("--transfer", metavar="[NAME=]LOG", help="html, md: round logs to compare in one table."),
 ]
-PLACE = "report"  # of the tables in a Markdown page
+Place = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="md: write between <!-- NAME: written by the command --> and <!-- /NAME --> of a page that has them.",
+    ),
+]
 Title = Annotated[str, typer.Option(metavar="TEXT", help="html: of the page.")]
 
 
@@ -57,6 +63,7 @@ def report(
     resamples: Resamples = 999,
     strips: Strips = "caption,docvqa",
     title: Title = "oneglance",
+    place: Place = "report",
     target: options.Target = options.BUILTIN,
     head: options.Head = None,
     budget: options.Budget = options.BUDGET,
@@ -113,7 +120,7 @@ def report(
             )
         text = render(read, made, title=title, studies=studies)
     elif studies:
-        text = _into_page(out, rows, studies)
+        text = _into_page(out, place, rows, studies)
     else:
         text = FORMATS[form](rows)
     opening.write_text(out, text)
@@ -123,7 +130,7 @@ def report(
         print(out)
 
 
-def _into_page(out: Path, rows: list[dict[str, Any]], studies: list[Any]) -> str:
+def _into_page(out: Path, place: str, rows: list[dict[str, Any]], studies: list[Any]) -> str:
     """Markdown of rows and studies, between the markers of the page where it has them."""
     from oneglance.files import spliced
     from oneglance.report.tables import document, markdown
@@ -133,7 +140,7 @@ def _into_page(out: Path, rows: list[dict[str, Any]], studies: list[Any]) -> str
         page = out.read_text(encoding="utf-8") if out.exists() else ""
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot go on with {out}: {error}") from error
-    return spliced(page, PLACE, text) if f"<!-- {PLACE}:" in page else text
+    return spliced(page, place, text) if "<!-- " in page else text
 
 
 def _strips(tasks: list[str], max_new_tokens: int, *, target: str, head: str | None, **machine: Any) -> list[Any]:

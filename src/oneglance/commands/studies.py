@@ -70,7 +70,6 @@ def _ablation(path: Path) -> Section:
         raise InputError(f"{path} is no log of 'oneglance ablate': {error}") from error
     if not lengths:
         raise InputError(f"{path} holds no prompt; write it with 'oneglance ablate conditioning --out {path}'")
-    name = str(logs.settings(path).get("command", "ablate")).removeprefix("ablate ")
-    return ablation_section(
-        study_ablation(lengths, baseline=WHOLE), baseline=WHOLE, name=f"What the head reads: {name}"
-    )
+    settings = logs.settings(path)
+    kind = str(settings.get("ablation") or settings.get("command", "")).removeprefix("ablate ")  # before: "command"
+    return ablation_section(study_ablation(lengths, baseline=WHOLE), baseline=WHOLE, kind=kind)

@@ -142,7 +142,7 @@ class MedusaDrafter:
         self.policy = policy
         self.budget = budget
         self.num_ranks = min(branch_k or budget, target.vocab_size)
-        self._norm = target.text_model.get_submodule("norm")
+        self._norm = target.final_norm
         self._banned = torch.tensor(target.banned_ids, device=target.lm_head_device, dtype=torch.long)
 
     @classmethod

@@ -1,7 +1,7 @@
 """Classic two-model speculation: a small model of the same tokenizer drafts a chain, a pass a token.
 
 The draft model is itself a target: its own prefill, cache and rollback. It sees the images, where it is a model of the
-same image geometry, or the text alone, the placeholders of images left out.
+same image geometry, or the text alone, the placeholders of images left out. A speech model hears what the target hears.
 """
 
 from __future__ import annotations
@@ -79,6 +79,9 @@ class TwoModelDrafter:
         self.sees_images = settings.images and model.takes_images and target.takes_images
         if self.sees_images:
             check_images(model, target)
+        self.hears = model.takes_audio and target.takes_audio
+        if self.hears:
+            check_audio(model, target)
         self._placeholders = frozenset({*target.placeholder_ids, *model.placeholder_ids})
         self._num_shared = min(model.vocab_size, target.vocab_size)
         banned = [i for i in self._placeholders if i < self._num_shared]
@@ -156,7 +159,7 @@ class TwoModelDrafter:
 
     def _prompt(self, inputs: Inputs) -> Inputs:
         """The target's prompt for the draft model; without images their placeholders go too."""
-        if self.sees_images:
+        if self.sees_images or self.hears:
             return Inputs({k: t.to(self.model.device) for k, t in inputs.tensors.items()}, inputs.num_images)
         ids = [token for token in inputs.token_ids if token not in self._placeholders]
         return self.model.wrap({"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids))})
@@ -197,6 +200,21 @@ def check_images(model: Target, target: Target) -> None:
             raise InputError(
                 f"the draft model {model.name!r} takes images with {name} {ours[name]}, the target with {value}; "
                 "use two_model:images=false, which shows it the text alone"
+            )
+
+
+def check_audio(model: Target, target: Target) -> None:
+    """Refuse a draft model that takes other spectrograms.
+
+    Raises:
+        InputError: other mel bins, or another window.
+    """
+    for name in ("num_mel_bins", "max_source_positions"):
+        ours, theirs = (getattr(m.model.config, name) for m in (model, target))
+        if ours != theirs:
+            raise InputError(
+                f"the draft model {model.name!r} takes audio with {name} {ours}, the target with {theirs}; use a draft "
+                "model of the same features"
             )
 
 

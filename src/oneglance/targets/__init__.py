@@ -19,6 +19,7 @@ FAMILIES: dict[str, str] = {
     "qwen3": "oneglance.targets.causal_lm:CausalLM",
     "qwen2": "oneglance.targets.causal_lm:CausalLM",
     "llama": "oneglance.targets.causal_lm:CausalLM",
+    "whisper": "oneglance.targets.whisper:Whisper",
 }
 BUILTIN = {"builtin:reader": Path(__file__).parent.parent / "assets" / "reader" / "target"}
 
@@ -97,7 +98,7 @@ def open_target(
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
         cls = family(config.model_type)
         model = load_model(cls.auto_class, folder, config, **options)
-        if cls.takes_images:
+        if cls.takes_images or cls.takes_audio:
             processor = hf.load_processor(folder, config.model_type)
         else:
             processor = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)

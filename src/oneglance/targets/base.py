@@ -10,11 +10,10 @@ import copy
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
@@ -22,6 +21,7 @@ from oneglance.core import InputError, TokenTree
 from oneglance.targets import hf, identity
 from oneglance.targets.contents import Content
 from oneglance.targets.grouped import ancestor_mask
+from oneglance.targets.model import HFModel
 from oneglance.targets.passes import FreeShape, Passes
 from oneglance.targets.state import Inputs, TargetState, joined
 from oneglance.tree import PackedTree
@@ -29,7 +29,7 @@ from oneglance.tree import PackedTree
 FEATURE_POINT = "input_of_next_layer"
 
 
-class Target:
+class Target(HFModel):
     """A frozen HF model that verifies packed trees.
 
     Args:
@@ -41,13 +41,6 @@ class Target:
     Raises:
         TargetError: the model cannot be verified in packed passes.
     """
-
-    model_types: ClassVar[tuple[str, ...]] = ()
-    takes_images: ClassVar[bool] = False
-    has_image_rows: ClassVar[bool] = True  # an image enters as rows of the sequence
-    takes_encoded: ClassVar[bool] = False
-    has_static_pass: ClassVar[bool] = True  # its layers pass on one stream and take nothing else (``static``)
-    auto_class: ClassVar[str] = "AutoModelForCausalLM"
 
     def __init__(self, model: PreTrainedModel, processor: Any, *, name: str, passes: Passes | None = None) -> None:
         self.model = model.eval().requires_grad_(False)
@@ -66,102 +59,6 @@ class Target:
     def in_float64(self) -> Target:
         """A copy whose weights and arithmetic are float64."""
         return type(self)(copy.deepcopy(self.model).double(), self.processor, name=self.name, passes=self.passes)
-
-    # Geometry ---------------------------------------------------------------------------------------------------
-
-    @property
-    def text_config(self) -> Any:
-        return self.model.config.get_text_config()
-
-    @property
-    def text_model(self) -> nn.Module:
-        """The decoder stack: ``embed_tokens``, ``layers``, ``norm``."""
-        raise NotImplementedError
-
-    @property
-    def packed_module(self) -> nn.Module:
-        """The module that packed passes call."""
-        return self.text_model
-
-    @property
-    def layers(self) -> nn.ModuleList:
-        layers = self.text_model.layers
-        assert isinstance(layers, nn.ModuleList)
-        return layers
-
-    @property
-    def tokenizer(self) -> Any:
-        return getattr(self.processor, "tokenizer", self.processor)
-
-    @property
-    def hidden_size(self) -> int:
-        return int(self.text_config.hidden_size)
-
-    @property
-    def vocab_size(self) -> int:
-        """Rows of the lm_head."""
-        return int(self.text_config.vocab_size)
-
-    @property
-    def num_layers(self) -> int:
-        return len(self.layers)
-
-    @property
-    def context_length(self) -> int:
-        """Positions that the model was built for."""
-        return int(self.text_config.max_position_embeddings)
-
-    @property
-    def embedding(self) -> nn.Embedding:
-        embedding = self.model.get_input_embeddings()
-        assert isinstance(embedding, nn.Embedding)
-        return embedding
-
-    @property
-    def lm_head(self) -> nn.Module:
-        """Any module from (…, H) to (…, V): a linear layer, or what a quantiser put in its place."""
-        head = self.model.get_output_embeddings()
-        assert isinstance(head, nn.Module)
-        return head
-
-    @property
-    def lm_head_device(self) -> torch.device:
-        return next(chain(self.lm_head.parameters(), self.lm_head.buffers())).device
-
-    @property
-    def device(self) -> torch.device:
-        return self.embedding.weight.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.embedding.weight.dtype
-
-    @property
-    def eos_ids(self) -> tuple[int, ...]:
-        return hf.eos_ids(self.model)
-
-    @property
-    def placeholder_ids(self) -> tuple[int, ...]:
-        """Ids whose rows in a prompt stand for images."""
-        names = ("image_token_id", "video_token_id", "image_token_index", "audio_token_id")
-        ids = {getattr(self.model.config, name, None) for name in names}
-        return tuple(sorted(i for i in ids if isinstance(i, int) and i >= 0))
-
-    @property
-    def banned_ids(self) -> tuple[int, ...]:
-        """Placeholder ids that must never be proposed; some families give them no lm_head row to begin with."""
-        return tuple(i for i in self.placeholder_ids if i < self.vocab_size)
-
-    @property
-    def self_attention_layers(self) -> tuple[int, ...]:
-        """Layers whose cache holds one row a token."""
-        return tuple(range(self.num_layers))
-
-    def feature_points(self, layer_ids: Sequence[int]) -> list[tuple[nn.Module, str]]:
-        """Where the feature of each kept layer is read: the residual stream that enters the next layer, after any
-        DeepStack add (``FEATURE_POINT``). What enters the first layer is that of layer ``EMBEDDING``."""
-        following = [*self.layers, self.text_model.norm]
-        return [(following[i + 1], "input") for i in layer_ids]
 
     # Identity ---------------------------------------------------------------------------------------------------
 
@@ -218,6 +115,10 @@ class Target:
         device = "cpu" if self.device.type == "meta" else self.device  # an outline encodes all the same
         tensors = {k: v.to(device) for k, v in given.items()}
         return Inputs(tensors, self.count_images(tensors))
+
+    def encode_audio(self, audio: Any, text: str = "") -> Inputs:
+        """One recording, and what was said before it; only for targets that say ``takes_audio``."""
+        raise NotImplementedError
 
     @property
     def image_names(self) -> tuple[str, ...]:
@@ -277,6 +178,10 @@ class Target:
             depths: (N+1,) distance of each row from the root.
         """
         raise NotImplementedError
+
+    def passed(self, cache: Cache) -> Cache:
+        """The cache as the model's forward takes it."""
+        return cache
 
     def empty_cache(self) -> Cache:
         return hf.roomy_cache(self.model.config, self.self_attention_layers, self.context_length)
@@ -348,7 +253,7 @@ class Target:
             arguments["attention_mask"] = ancestor_mask(mask, state.length, visible)
         arguments["input_ids"] = torch.from_numpy(packed.token_ids)[None].to(self.device)
         with hf.captured_features(self.feature_points(state.layer_ids)) as features:
-            output = self.packed_module(**arguments, **{self._cache_keyword: state.cache}, use_cache=True)
+            output = self.packed_module(**arguments, **{self._cache_keyword: self.passed(state.cache)}, use_cache=True)
             rows: Tensor = self.lm_head(output.last_hidden_state)[0]
         return rows, features
 

@@ -24,6 +24,7 @@ def encode(
     images: Sequence[Any] = (),
     system: str | None = None,
     tools: Sequence[Mapping[str, Any]] = (),
+    audio: Any = None,
 ) -> Inputs:
     """Encode a prompt for a target.
 
@@ -34,11 +35,20 @@ def encode(
         images: image sources (see ``oneglance.images``) that go before the text of a plain prompt.
         system: system prompt.
         tools: what the target may call, as the chat template takes them (OpenAI's ``tools``).
+        audio: a recording (see ``oneglance.audio``), for a speech target; the prompt is then what was said before, and
+            may be empty.
 
     Raises:
-        InputError: empty or malformed messages, images for a text-only target, or tools for a template without them.
+        InputError: empty or malformed messages, images or audio for a target that takes none, none for one that needs
+            it, or tools for a template without them.
         ImageError: an image cannot be read.
     """
+    if target.takes_audio:
+        if not isinstance(prompt, str) or images or system is not None or tools:
+            raise InputError(f"{target.name} transcribes: give audio and a plain prompt, no messages, images or tools")
+        return target.encode_audio(audio, prompt)
+    if audio is not None:
+        raise InputError(f"{target.name} takes no audio; drop the audio or choose a speech model")
     messages, pictures = normalise(prompt, images=images, system=system)
     if pictures and not target.takes_images:
         raise InputError(f"{target.name} is a text-only target and takes no images; drop the image or choose a VLM")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -104,6 +104,11 @@ class Mllama(Target):
         output = self.packed_module(**arguments, **{self._cache_keyword: cache}, use_cache=True)
         extras = {} if mask is None else {"cross_attention_mask": mask[:, -1:]}
         return output.last_hidden_state, 0, extras
+
+    def step_arguments(self, inputs: Inputs, output: Any, token: int) -> dict[str, Any]:
+        arguments = super().step_arguments(inputs, output, token)
+        mask = inputs.tensors.get("cross_attention_mask")
+        return arguments if mask is None else {**arguments, "cross_attention_mask": mask[:, -1:]}
 
     def packed_arguments(self, state: TargetState, depths: Tensor) -> dict[str, Tensor]:
         arguments = {"position_ids": (depths + state.length)[None]}

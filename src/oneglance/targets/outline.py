@@ -29,7 +29,7 @@ def outline_target(name: str) -> Target:
         cls = family(config.model_type)
         with torch.device("meta"):
             model = getattr(transformers, cls.auto_class).from_config(config, dtype=config.dtype or torch.float32)
-        if cls.takes_images:
+        if cls.takes_images or cls.takes_audio:
             processor: Any = load_processor(folder, config.model_type)
         else:
             processor = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)

@@ -33,7 +33,7 @@ def processors(target: Target, inputs: Inputs, params: SamplingParams) -> Logits
     words = _bad_words_ids(target, params)
     _check_ids(target, "logit_bias", params.logit_bias or ())
     prompt = inputs.tensors["input_ids"].to(target.lm_head_device)  # where the rows are
-    extra: list[object] = []
+    extra: list[object] = target.own_processors(prompt)
     if params.frequency_penalty or params.presence_penalty:
         extra.append(CountPenalty(prompt.shape[1], params.frequency_penalty, params.presence_penalty))
     for processor in params.logits_processors:

@@ -71,7 +71,7 @@ class MedusaKind(Kind):
         features = pad_rows([s.features for s in samples])
         before = (blocks.anchors - 1).clamp(min=0).to(features.device)
         rows = torch.gather(features, 1, before[..., None].expand(-1, -1, features.shape[-1])).flatten(0, 1)
-        states = target.text_model.get_submodule("norm")(rows).to(device, parameter.dtype)  # (b*A, H)
+        states = target.final_norm(rows).to(device, parameter.dtype)  # (b*A, H)
         labels = blocks.labels[:, :, 1:].flatten(0, 1).to(device)
         teacher = teacher_states(samples, blocks, target.lm_head_device) if objective.soft else None
 

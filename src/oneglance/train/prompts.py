@@ -12,7 +12,7 @@ from oneglance.core import InputError
 from oneglance.files import parse_json
 from oneglance.tasks.synthetic import Split, draw
 
-KEYS = frozenset({"id", "task", "prompt", "image", "images", "system"})
+KEYS = frozenset({"id", "task", "prompt", "image", "images", "system", "audio"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,7 @@ class Prompt:
         text: user text.
         images: image sources, see ``traces``.
         system: system prompt.
+        audio: path of a WAV file, for speech targets.
     """
 
     id: str
@@ -32,12 +33,13 @@ class Prompt:
     text: str
     images: tuple[str, ...] = ()
     system: str | None = None
+    audio: str | None = None
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """Prompts of a JSONL file: ``{"prompt", "image" or "images", "id", "task", "system"}``, one object a line.
+    """Prompts of a JSONL file: ``{"prompt", "image" or "images", "audio", "id", "task", "system"}``, an object a line.
 
-    Only ``prompt`` is required. Image paths are relative to the file's folder.
+    Only ``prompt`` is required, and where there is ``audio`` not even that. Paths are relative to the file's folder.
 
     Raises:
         InputError: there is no such file, a line is malformed, or an id occurs twice.
@@ -94,6 +96,8 @@ def prompt_of_line(line: str, path: Path, number: int, *, default: str | None = 
         raise InputError(f"{where} is not JSON: {error}") from error
     if default is not None and isinstance(raw, dict):
         raw.setdefault("prompt", default)
+    if isinstance(raw, dict) and raw.get("audio") is not None:
+        raw.setdefault("prompt", "")
     if not isinstance(raw, dict) or not isinstance(raw.get("prompt"), str):
         raise InputError(f'{where} must be an object with a text "prompt"')
     unknown = sorted(raw.keys() - KEYS)
@@ -103,8 +107,9 @@ def prompt_of_line(line: str, path: Path, number: int, *, default: str | None = 
         id=str(raw.get("id", f"{path.stem}-{number:06d}")),
         task=str(raw.get("task", path.stem)),
         text=raw["prompt"],
-        images=tuple(_source(image, path, where) for image in _images(raw)),
+        images=tuple(_source(image, path, f"{where}: an image") for image in _images(raw)),
         system=raw.get("system"),
+        audio=None if raw.get("audio") is None else _source(raw["audio"], path, f"{where}: audio"),
     )
 
 
@@ -115,10 +120,10 @@ def _images(raw: dict[str, Any]) -> list[Any]:
     return given if isinstance(given, list) else [given]
 
 
-def _source(image: Any, path: Path, where: str) -> str:
-    if not isinstance(image, str) or not image:
-        raise InputError(f"{where}: an image must be a path, a URL or a data URI")
-    beside = path.parent / image
-    if ":" not in image and os.path.exists(beside):  # unlike Path.exists, false for names that are too long
+def _source(source: Any, path: Path, what: str) -> str:
+    if not isinstance(source, str) or not source:
+        raise InputError(f"{what} must be a path, a URL or a data URI")
+    beside = path.parent / source
+    if ":" not in source and os.path.exists(beside):  # unlike Path.exists, false for names that are too long
         return str(beside.resolve())
-    return image
+    return source

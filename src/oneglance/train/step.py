@@ -213,7 +213,7 @@ def run_target(
     prompt_length = len(inputs.token_ids)
     whole = target.extend(inputs, answer)
     hidden: list[Tensor] = []
-    norm = target.text_model.get_submodule("norm")
+    norm = target.final_norm
     handle = norm.register_forward_hook(lambda _, __, out: hidden.append(out[0])) if soft else None
     try:
         state = target.prefill(whole, layer_ids)
