@@ -145,7 +145,7 @@ def test_systems_say_how_large_they_are_and_where_they_come_from() -> None:
     cards = {name: card(bind(target)) for name, bind in bound.items()}
     assert list(cards) == names
     assert cards["plain"] == Card(None, 0)
-    assert cards["ngram:num_draft=4"] == Card("ngram", 0)
+    assert cards["ngram:num_draft=4"] == Card(None, 0)
     stored = load_checkpoint()
     assert cards["tree"] == Card("builtin:reader", sum(t.numel() for t in stored.tensors.values()))
     total = sum(p.numel() for p in target.model.parameters())

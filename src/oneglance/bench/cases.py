@@ -38,6 +38,7 @@ class Case:
         grade: scores an answer; None where nothing is known.
         system: system prompt.
         metric: what ``grade`` measures.
+        ocr: the text of its pages, where that is given: only systems with extra input see it.
     """
 
     id: str
@@ -47,6 +48,7 @@ class Case:
     grade: Callable[[str], Grade] | None = None
     system: str | None = None
     metric: str | None = None
+    ocr: Callable[[], str] | None = None
 
     def encode(self, target: Target, *, scale: float = 1.0) -> Inputs:
         """The prompt, as the target sees it; ``scale`` changes the images' resolution, up or down.
@@ -96,9 +98,12 @@ def official(names: Sequence[str], data: str, limit: int) -> list[Case]:
 
 def from_prompt(prompt: Prompt) -> Case:
     """A case without a score."""
-    return Case(
-        prompt.id, prompt.task, prompt.text, lambda: [open_source(s) for s in prompt.images], system=prompt.system
-    )
+
+    def images() -> list[Image.Image]:
+        return [open_source(source) for source in prompt.images]
+
+    ocr = None if prompt.ocr is None else partial(str, prompt.ocr)
+    return Case(prompt.id, prompt.task, prompt.text, images, system=prompt.system, ocr=ocr)
 
 
 def prompt_set(cases: Iterable[Case]) -> str:
@@ -127,6 +132,7 @@ def _page(task: str, index: int) -> Case:
         lambda: [_draw(task, index).image],
         lambda answer: grading.grade(_draw(task, index), answer),
         metric="items",
+        ocr=lambda: " ".join(word.text for word in _draw(task, index).words),
     )
 
 

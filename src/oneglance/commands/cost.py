@@ -28,6 +28,7 @@ def cost(
     prompts: options.Prompts = None,
     data: asking.Data = None,
     limit: asking.Limit = 5,
+    out: measuring.Out = None,
     target: options.Target = options.BUILTIN,
     head: options.Head = None,
     budget: options.Budget = options.BUDGET,
@@ -67,10 +68,10 @@ def cost(
             bound[f"{name}/{size}"] = partial(bound[name], budget=size)
             sized[f"{name}/{size}"] = size
     cases = asking.choose_cases(tasks, prompts, limit, data)
-    settings = setup.describe(cases, limit=limit)
+    settings = setup.describe(cases, limit=limit, sizes=nodes, repeats=repeats)
     opened = setup.open()
     clock = Bench(opened, bound, opening.sampling(max_new_tokens))
-    records = measuring.measure(clock, cases, settings, out=None, show=not json)
+    records = measuring.measure(clock, cases, settings, out=out, show=not json)
     found = parts.costs(records, sized)
     first = found[0]
     result: dict[str, Any] = {
@@ -81,6 +82,7 @@ def cost(
         "regression": parts.regress(found),
         "manifest": manifest(**settings),
     }
+    measuring.finish(out, result, records)
     if json:
         terminal.write_json(result)
     else:

@@ -12,7 +12,7 @@ from oneglance.core import InputError
 from oneglance.files import parse_json
 from oneglance.tasks.synthetic import Split, draw
 
-KEYS = frozenset({"id", "task", "prompt", "image", "images", "system"})
+KEYS = frozenset({"id", "task", "prompt", "image", "images", "system", "ocr"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,7 @@ class Prompt:
         text: user text.
         images: image sources, see ``traces``.
         system: system prompt.
+        ocr: the text of the images, for benchmarks of systems that read it; no target sees it.
     """
 
     id: str
@@ -32,10 +33,11 @@ class Prompt:
     text: str
     images: tuple[str, ...] = ()
     system: str | None = None
+    ocr: str | None = None
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """Prompts of a JSONL file: ``{"prompt", "image" or "images", "id", "task", "system"}``, one object a line.
+    """Prompts of a JSONL file: ``{"prompt", "image" or "images", "id", "task", "system", "ocr"}``, one object a line.
 
     Only ``prompt`` is required. Image paths are relative to the file's folder.
 
@@ -99,12 +101,15 @@ def prompt_of_line(line: str, path: Path, number: int, *, default: str | None = 
     unknown = sorted(raw.keys() - KEYS)
     if unknown:
         raise InputError(f"{where} has the unknown key {unknown[0]!r}; known: {', '.join(sorted(KEYS))}")
+    if not isinstance(raw.get("ocr"), str | None):
+        raise InputError(f'{where}: "ocr" is the text of the images, got {raw["ocr"]!r}')
     return Prompt(
         id=str(raw.get("id", f"{path.stem}-{number:06d}")),
         task=str(raw.get("task", path.stem)),
         text=raw["prompt"],
         images=tuple(_source(image, path, where) for image in _images(raw)),
         system=raw.get("system"),
+        ocr=raw.get("ocr"),
     )
 
 
