@@ -142,7 +142,7 @@ def tables(results: Sequence[dict[str, Any]]) -> list[Section]:
 
 def _into_page(out: Path, results: Sequence[dict[str, Any]], studies: list[Section]) -> str:
     """Markdown of results and studies, between the markers of a page that has them."""
-    from oneglance.files import spliced
+    from oneglance.files import has_place, spliced
     from oneglance.report.results import sections
     from oneglance.report.summary import place_of, summary
     from oneglance.report.tables import document
@@ -154,7 +154,7 @@ def _into_page(out: Path, results: Sequence[dict[str, Any]], studies: list[Secti
     parts = [(place_of(result), summary(result)) for result in results]
     parts += [(PLACE, document(studies))] if studies else []
     places = [place for place, _ in parts]
-    if not any(f"<!-- {place}:" in page for place in places):
+    if not any(has_place(page, place) for place in places):
         return document([own for result in results for own in sections(result)] + studies)
     if len(set(places)) < len(places):
         raise InputError(f"{out} has one place for each kind of result; name one result of each")

@@ -46,7 +46,7 @@ def provenance(manifest: Mapping[str, Any]) -> str:
 
 def _bench(result: Mapping[str, Any]) -> list[str]:
     own, more, outside = split(result["rows"])
-    parts = [_identity(own, outside), *_side_by_side(own)]
+    parts = [_identity([*own, *more], outside), *_side_by_side(own)]
     if result.get("margins"):
         ours = result["margins"][0]["ours"]
         parts += [f"Times of the others over those of `{ours}`, above 1 where ours is faster:", _margins(result)]
@@ -54,7 +54,9 @@ def _bench(result: Mapping[str, Any]) -> list[str]:
         given = ", ".join(dict.fromkeys(row["extra_input"] for row in more))
         parts += [f"With extra input ({given}), so in a block of its own:", *_side_by_side([*_plain(own), *more])]
     if outside:
-        parts += ["End to end, prefill included, where nothing is divided:", _end_to_end([*own, *outside])]
+        ours = {"plain", *(m["ours"] for m in result.get("margins") or [])}
+        beside = [row for row in own if row["system"] in ours]
+        parts += ["End to end, prefill included, where nothing is divided:", _end_to_end([*beside, *outside])]
         parts += _failures(outside)
     return [*parts, "What drafted:", markdown(facts([row for row in (*own, *more) if row["system"] != "plain"]), FACTS)]
 
@@ -74,10 +76,16 @@ def _side_by_side(rows: Rows) -> list[str]:
     return [_few_systems(tasks, names[at : at + MAX_SYSTEMS]) for at in range(0, len(names), MAX_SYSTEMS)]
 
 
+def short(names: Iterable[str]) -> dict[str, str]:
+    """Names without their weights, where that leaves them different."""
+    bare = {name: name.partition("@")[0] for name in names}
+    return {name: own if list(bare.values()).count(own) == 1 else name for name, own in bare.items()}
+
+
 def _few_systems(tasks: Mapping[str, Rows], names: Sequence[str]) -> str:
     columns = {"task": "task", "tokens": "tokens"}
-    for name in names:
-        columns |= {f"{name} tau": f"{name} τ", f"{name} speedup": "speedup [95 %]"}
+    for name, label in short(names).items():
+        columns |= {f"{name} tau": f"{label} τ", f"{name} speedup": "speedup [95 %]"}
     lines: Rows = []
     for task, rows in tasks.items():
         line: dict[str, Any] = {"task": task, "tokens": f"{rows[0]['tokens']:.0f}"}
@@ -95,7 +103,8 @@ def _few_systems(tasks: Mapping[str, Rows], names: Sequence[str]) -> str:
 
 
 def _margins(result: Mapping[str, Any]) -> str:
-    columns = {"task": "task", **{m["other"]: f"over {m['other']}" for m in result["margins"]}}
+    labels = short(dict.fromkeys(m["other"] for m in result["margins"]))
+    columns = {"task": "task", **{name: f"over {label}" for name, label in labels.items()}}
     lines = []
     for task, found in _by(result["margins"], "task").items():
         ratios = {m["other"]: _bounds(*(None if m[k] is None else 1 + m[k] for k in BOUNDS)) for m in found}
@@ -107,7 +116,7 @@ BOUNDS = ("over_ours", "low", "high")
 
 
 def _end_to_end(rows: Rows) -> str:
-    columns = {"task": "task", **{name: f"{name}, ms" for name in _by(rows, "system")}}
+    columns = {"task": "task", **{name: f"{label}, ms" for name, label in short(_by(rows, "system")).items()}}
     lines = []
     for task, own in _by(rows, "task").items():
         times = {r["system"]: None if r["end_to_end_ms"] is None else f"{r['end_to_end_ms']:.0f}" for r in own}
