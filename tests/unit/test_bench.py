@@ -244,7 +244,7 @@ def test_a_record_survives_json() -> None:
 
 
 def test_advice_needs_an_interval_above_one() -> None:
-    def arms(tree: float, chain: float, prompts: str = "abcd") -> list[Record]:
+    def arms(tree: float, chain: float, prompts: str = "abcde") -> list[Record]:
         times = {"plain": 10.0, "tree": tree, "chain": chain}
         return [full(s, p, (ms + i / 10,), (1,)) for i, p in enumerate(prompts) for s, ms in times.items()]
 
@@ -252,4 +252,7 @@ def test_advice_needs_an_interval_above_one() -> None:
     assert advise(arms(8, 5)).choice == "chain"
     assert advise(arms(15, 12)).choice == "off"
     assert "below 1" in advise(arms(15, 12)).reason
-    assert "one prompt" in advise(arms(5, 8, "a")).reason
+    few = advise(arms(5, 8, "abcd"))
+    assert few.choice == "off", "four prompts give no interval"
+    assert "fewer than 5 prompts" in few.reason
+    assert math.isnan(few.findings["tree"].speedup.low)

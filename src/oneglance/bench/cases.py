@@ -38,6 +38,7 @@ class Case:
         grade: scores an answer; None where nothing is known.
         system: system prompt.
         metric: what ``grade`` measures.
+        version: of its task's definition; None for prompts of your own.
         ocr: the text of its pages, where that is given: only systems with extra input see it.
     """
 
@@ -48,6 +49,7 @@ class Case:
     grade: Callable[[str], Grade] | None = None
     system: str | None = None
     metric: str | None = None
+    version: int | None = None
     ocr: Callable[[], str] | None = None
 
     def encode(self, target: Target, *, scale: float = 1.0) -> Inputs:
@@ -108,8 +110,13 @@ def from_prompt(prompt: Prompt) -> Case:
 
 def prompt_set(cases: Iterable[Case]) -> str:
     """A short hash of which prompts were asked, in which order: what two results must share to be compared."""
-    names = [(case.task, case.id, case.text) for case in cases]
+    names = [(case.task, case.id, case.text, case.version) for case in cases]
     return hashlib.sha256(json.dumps(names).encode()).hexdigest()[:12]
+
+
+def task_versions(cases: Iterable[Case]) -> dict[str, int | None]:
+    """Which version of each task's definition was asked."""
+    return {case.task: case.version for case in cases}
 
 
 def _official(task: OfficialTask, item: Item) -> Case:
@@ -120,7 +127,15 @@ def _official(task: OfficialTask, item: Item) -> Case:
         return [shrink(load_image(source), task.long_side_px) for source in item.find()]
 
     has_answers = bool(item.answers) and task.metric != "none"
-    return Case(item.id, task.name, task.ask(item), images, grade if has_answers else None, metric=task.metric)
+    return Case(
+        item.id,
+        task.name,
+        task.ask(item),
+        images,
+        grade if has_answers else None,
+        metric=task.metric,
+        version=task.version,
+    )
 
 
 def _page(task: str, index: int) -> Case:
@@ -132,6 +147,7 @@ def _page(task: str, index: int) -> Case:
         lambda: [_draw(task, index).image],
         lambda answer: grading.grade(_draw(task, index), answer),
         metric="items",
+        version=synthetic.VERSIONS[task],
         ocr=lambda: " ".join(word.text for word in _draw(task, index).words),
     )
 

@@ -57,8 +57,9 @@ def cost(
     names = [name for name in opening.names_of(systems) if name != "plain"]
     if not names:
         raise InputError("cost needs a drafting system; name one with --systems")
-    if "auto" in names:
-        raise InputError("cost times trees of given sizes; name tree and --budgets instead of auto")
+    fixed = [name for name in names if name == "auto" or ":budget=" in name]
+    if fixed:
+        raise InputError(f"cost times trees of given sizes; name them with --budgets instead of {fixed[0]}")
     more = numbers("--budgets", budgets or "", 1)
     nodes = numbers("--sizes", sizes, 0)
     bound = setup.bind(["plain", *names])
