@@ -186,4 +186,9 @@ def _read(path: Path) -> dict[str, Any]:
 def _is_result(data: dict[str, Any]) -> bool:
     if "regression" in data:
         return bool(data["systems"] and data["verify"] and data["manifest"])
-    return bool(data["manifest"] and data["rows"] and all({"task", "system"} <= row.keys() for row in data["rows"]))
+    from dataclasses import fields
+
+    from oneglance.bench.metrics import Row
+
+    needed = {own.name for own in fields(Row)} - {"extra_input"}  # results of before have no such column
+    return bool(data["manifest"] and data["rows"] and all(needed <= row.keys() for row in data["rows"]))
