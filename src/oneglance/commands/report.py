@@ -49,6 +49,7 @@ TransferLogs = Annotated[
     typer.Option("--transfer", metavar="[NAME=]LOG", help="html, md: round logs to compare in one table."),
 ]
 PLACE = "report"  # of the tables in a Markdown page
+WRITTEN = ": written by the command -->\n"  # a page with places of other names is somebody's, and not replaced
 Title = Annotated[str, typer.Option(metavar="TEXT", help="html: of the page.")]
 
 
@@ -154,7 +155,7 @@ def _into_page(out: Path, results: Sequence[dict[str, Any]], studies: list[Secti
     parts = [(place_of(result), summary(result)) for result in results]
     parts += [(PLACE, document(studies))] if studies else []
     places = [place for place, _ in parts]
-    if not any(has_place(page, place) for place in places):
+    if WRITTEN not in page and not any(has_place(page, place) for place in places):
         return document([own for result in results for own in sections(result)] + studies)
     if len(set(places)) < len(places):
         raise InputError(f"{out} has one place for each kind of result; name one result of each")

@@ -137,6 +137,10 @@ def test_each_result_goes_to_its_own_place(
     with pytest.raises(InputError, match="no place for the tables; put the lines <!-- bench: written"):
         report(files, out=page)
     assert "old" not in page.read_text()
+    page.write_text("mine\n<!-- other: written by the command -->\n<!-- /other -->\n")
+    with pytest.raises(InputError, match="no place"):
+        report(files[:1], out=page)
+    assert page.read_text().startswith("mine"), "a page of other tables is left alone"
     report(files, out=tmp_path / "rows.csv")
     assert (tmp_path / "rows.csv").read_text().count("task,system") == 4, "a table each, with a header of its own"
     capsys.readouterr()
