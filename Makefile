@@ -10,7 +10,7 @@ TRIALS ?= 50
 SECONDS ?= 300
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow docs check lint format-check types format fuzz soak serve-soak serve-fuzz page test-vllm test-sglang audit-full audit-shaped audit-matrix kill-resume clean
+.PHONY: help demo test test-slow docs check lint format-check types format fuzz soak serve-soak serve-fuzz page report-page test-vllm test-sglang audit-full audit-shaped audit-matrix kill-resume clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,6 +60,10 @@ serve-fuzz: $(STAMP) ## schemathesis over the server's OpenAPI document: no serv
 page: $(STAMP) ## the page in a real Chromium, with screenshots in runs/page
 	$(BIN)/python -m pip install --quiet --editable ".[dev,page]"
 	PAGE_SHOTS=runs/page $(BIN)/pytest tests/serve/test_page.py -m slow
+
+report-page: $(STAMP) ## the report of a small run in a real Chromium, with an axe check and screenshots in runs/page
+	$(BIN)/python -m pip install --quiet --editable ".[dev,page]"
+	PAGE_SHOTS=runs/page $(BIN)/pytest tests/unit/report/test_browser.py -m slow
 
 # Engines pin their own torch and transformers, so each has an environment of its own.
 

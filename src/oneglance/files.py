@@ -4,6 +4,7 @@ only grow."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -98,17 +99,30 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def spliced(page: str, name: str, text: str) -> str:
-    """A Markdown page with the part between the markers of that name replaced.
+    """A Markdown page with the part between the markers of that name, lines of their own, replaced.
 
     Raises:
         InputError: the page has no such markers.
     """
-    first, last = f"<!-- {name}: written by the command -->", f"<!-- /{name} -->"
-    before, begin, rest = page.partition(first)
-    _, end, after = rest.partition(last)
-    if not begin or not end:
+    first, last = _markers(name)
+    found = _place(page, name)
+    if found is None:
         raise InputError(f"the page has no place for the tables; put the lines {first} and {last} where they go")
-    return f"{before}{begin}\n\n{text}\n{end}{after}"
+    return f"{page[: found.start()]}{first}\n\n{text}\n{last}{page[found.end() :]}"
+
+
+def has_place(page: str, name: str) -> bool:
+    """Whether a page has the markers of that name."""
+    return _place(page, name) is not None
+
+
+def _markers(name: str) -> tuple[str, str]:
+    return f"<!-- {name}: written by the command -->", f"<!-- /{name} -->"
+
+
+def _place(page: str, name: str) -> re.Match[str] | None:
+    first, last = map(re.escape, _markers(name))
+    return re.search(rf"^{first}$.*?^{last}$", page, re.MULTILINE | re.DOTALL)
 
 
 def append_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:

@@ -195,7 +195,10 @@ def test_a_log_with_marginals_gets_its_width_on_the_page(law_log: Path) -> None:
         (("sweep", "budget", "--values", "x"), "--values takes numbers"),
         (("sweep", "budget", "--systems", "plain"), "a system besides plain"),
         (("sweep", "threads", "--threads", "2"), "--values instead of --threads"),
+        (("sweep", "budget", "--systems", "conditioned:budget=15"), "a budget of its own"),
         (("cost", "--systems", "plain"), "needs a drafting system"),
+        (("cost", "--systems", "conditioned:budget=15"), "--budgets instead of conditioned:budget=15"),
+        (("compare", "Say it.", "--systems", "plain,ngram-ocr"), "is given the text of each page"),
         (("cost", "--sizes", "-1"), "--sizes must be at least 0"),
         (("bench", "--charge-tau", "tree"), "SYSTEM=TAU"),
         (("bench", "--systems", "warp"), "unknown system"),
@@ -225,7 +228,10 @@ def test_bench_writes_a_result_that_the_others_read(run: Run, tiny: tuple[object
     assert rows["plain", "chat"]["speedup"] is None
     assert {p["label"] for p in done.json["projections"]} == {"projection, not measured"}
     assert {(m["ours"], m["other"]) for m in done.json["margins"]} == {("tree", "chain")}
-    assert done.json["manifest"]["prompt_set"]
+    named = done.json["manifest"]
+    assert named["prompt_set"]
+    assert named["bootstrap"] == {"resamples": 8000, "seed": 0}
+    assert named["tasks"] == {"chat": None, "code": None}, "prompts of one's own have no version"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["asked.jsonl", "bench.json"]  # no journal is left
     again = run("ledger", "diff", out, out, "--json").json
     assert again["is_comparable"]
@@ -285,14 +291,42 @@ def test_sweeps_share_a_plain_arm_where_they_can(
     done = run("sweep", axis, "--values", values, *tiny, "--limit", 1, "--warmup", 0, "--json")
     assert done.code == 0
     assert [row["value"] for row in done.json["rows"]] == expected
+    named = done.json["manifest"]
+    assert (named["seed"], named["temperature"]) == ((0, [0, 1]) if axis == "temperature" else (None, 0.0))
     assert all(row["identical"] == 1 for row in done.json["rows"])  # drawn text too is the plain loop's
     nodes = [row["nodes"] for row in done.json["rows"] if row["system"] != "plain"]
     if axis != "temperature":
         assert nodes == sorted(nodes)
 
 
-def test_cost_adds_up(run: Run, tiny: tuple[object, ...]) -> None:
-    found = run("cost", *tiny, "--limit", 1, "--sizes", "0,7", "--repeats", 2, "--budget", 7, "--json").json
+def test_text_of_the_page_is_extra_input(run: Run, text_target: Path, text_head: Path, tmp_path: Path) -> None:
+    """What the page says is what the answer says: its lookup accepts more than that of prompt and answer alone."""
+    weights = ("--target", text_target, "--head", text_head, *TINY)
+    answer = run("generate", "Say it.", *weights[:2], "--drafter", "none", *TINY, "--json").json["text"]
+    asked = tmp_path / "pages.jsonl"
+    asked.write_text(json.dumps({"prompt": "Say it.", "ocr": answer}))
+    done = run("bench", "--systems", "plain,ngram,ngram-ocr", "--prompts", asked, *weights, "--warmup", 0, "--json")
+    assert done.code == 0
+    rows = {row["system"]: row for row in done.json["rows"]}
+    assert rows["ngram-ocr"]["extra_input"] == "the page's text"
+    assert rows["ngram"]["extra_input"] is None
+    assert rows["ngram-ocr"]["tau"] > rows["ngram"]["tau"]
+    assert rows["ngram-ocr"]["identical"] == 1
+    assert set(done.json["geomean_speedup"]) == {"ngram"}
+    assert {m["other"] for m in done.json["margins"]} <= {"ngram"}
+    asked.write_text(json.dumps({"prompt": "Say it.", "ocr": 7}))
+    assert '"ocr" is the text' in run("bench", "--prompts", asked, *weights).error
+
+
+def test_cost_adds_up(run: Run, tiny: tuple[object, ...], tmp_path: Path) -> None:
+    out = tmp_path / "cost.json"
+    words = ("--limit", 1, "--sizes", "0,7", "--repeats", 2, "--budget", 7, "--out", out, "--json")
+    found = run("cost", *tiny, *words).json
+    assert json.loads(out.read_text())["systems"] == found["systems"]
+    page = tmp_path / "page.md"
+    page.write_text("<!-- cost: written by the command -->\n<!-- /cost -->\n")
+    assert run("report", out, "--out", page).code == 0
+    assert f"a plain step takes {found['t_plain_ms']:.2f} ms" in page.read_text()
     parts = [found[name] for name in ("t_draft_ms", "t_verify_ms", "t_host_ms")]
     assert sum(parts) == pytest.approx(found["round_ms"], rel=1e-6)
     assert found["host_share"] == pytest.approx(found["t_host_ms"] / found["round_ms"])

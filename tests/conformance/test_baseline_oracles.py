@@ -238,13 +238,14 @@ def test_lookups_find_the_first_place_where_the_longest_ngram_stood(seed: int) -
     token_ids = [3, 4, 5, banned][seed % 2 :] + torch.randint(0, 4, (40,), generator=generator).tolist()
     token_ids[10] = banned
     settings = NgramSettings(max_ngram=1 + seed % 4, min_ngram=1, num_draft=5)
-    drafter = NgramDrafter(target, settings)
+    extra = torch.randint(0, 4, (9,), generator=generator).tolist() if seed % 3 else []
+    drafter = NgramDrafter(target, settings, extra=extra)
     state, _ = start(target, prompt(target))
     draft_state = drafter.start(state)
     for length in (12, 13, 25, 40):
         state.token_ids[:] = token_ids[:length]
         tree = drafter.draft(token_ids[length - 1], state, draft_state, max_depth=4)
-        assert list(tree.token_ids) == slow_lookup(token_ids[:length], settings.max_ngram, 4, banned)
+        assert list(tree.token_ids) == slow_lookup(extra + token_ids[:length], settings.max_ngram, 4, banned)
         assert tree == TokenTree(tree.token_ids, tuple(range(len(tree))), tuple(range(1, len(tree) + 1)))
 
 

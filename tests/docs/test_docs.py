@@ -8,6 +8,7 @@ import pytest
 from oneglance.cli import COMMANDS, main
 from oneglance.commands.demo import PAGE, PROMPT
 from oneglance.decoder import load
+from oneglance.report.paper import items
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -30,6 +31,7 @@ CODE = [
 LINES = sorted(
     {line for page in PAGES for code in blocks(page, "") for line in code.splitlines() if line.startswith("oneglance ")}
     | {code for page in PAGES for code in re.findall(r"`(oneglance \w[^`]*)`", page.read_text(encoding="utf-8"))}
+    | {item.command for item in items().values()}  # what reproduce tells people to run
 )
 
 

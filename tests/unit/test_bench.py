@@ -154,7 +154,7 @@ def test_systems_say_how_large_they_are_and_where_they_come_from() -> None:
     cards = {name: card(bind(target)) for name, bind in bound.items()}
     assert list(cards) == names
     assert cards["plain"] == Card(None, 0)
-    assert cards["ngram:num_draft=4"] == Card("ngram", 0)
+    assert cards["ngram:num_draft=4"] == Card(None, 0)
     stored = load_checkpoint()
     assert cards["tree"] == Card("builtin:reader", sum(t.numel() for t in stored.tensors.values()))
     total = sum(p.numel() for p in target.model.parameters())
@@ -253,7 +253,7 @@ def test_a_record_survives_json() -> None:
 
 
 def test_advice_needs_an_interval_above_one() -> None:
-    def arms(tree: float, chain: float, prompts: str = "abcd") -> list[Record]:
+    def arms(tree: float, chain: float, prompts: str = "abcde") -> list[Record]:
         times = {"plain": 10.0, "tree": tree, "chain": chain}
         return [full(s, p, (ms + i / 10,), (1,)) for i, p in enumerate(prompts) for s, ms in times.items()]
 
@@ -261,7 +261,10 @@ def test_advice_needs_an_interval_above_one() -> None:
     assert advise(arms(8, 5)).choice == "chain"
     assert advise(arms(15, 12)).choice == "off"
     assert "below 1" in advise(arms(15, 12)).reason
-    assert "one prompt" in advise(arms(5, 8, "a")).reason
+    few = advise(arms(5, 8, "abcd"))
+    assert few.choice == "off", "four prompts give no interval"
+    assert "fewer than 5 prompts" in few.reason
+    assert math.isnan(few.findings["tree"].speedup.low)
 
 
 def test_bars_are_limits_on_what_a_round_costs_beside_its_passes() -> None:

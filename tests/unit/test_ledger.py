@@ -13,7 +13,8 @@ from oneglance.core import InputError
 
 MACHINE: dict[str, Any] = {
     "engine": "oneglance", "cpu": "A", "gpu": None, "threads": 2, "dtype": "float32", "attention": "sdpa",
-    "target": "t", "prompt_set": "p", "max_new_tokens": 8, "temperature": 0.0,
+    "kernels": {"cpu_capability": "AVX512"}, "runner": "eager", "target": "t", "prompt_set": "p",
+    "max_new_tokens": 8, "temperature": 0.0,
 }  # fmt: skip
 
 
@@ -30,7 +31,16 @@ def write(path: Path, times: dict[str, float], kept: tuple[int, ...] = (2, 2), *
 
 @pytest.mark.parametrize(
     ("name", "other"),
-    [("cpu", "B"), ("gpu", "H200"), ("threads", 4), ("dtype", "bfloat16"), ("engine", "vllm"), ("prompt_set", "q")],
+    [
+        ("cpu", "B"),
+        ("gpu", "H200"),
+        ("threads", 4),
+        ("dtype", "bfloat16"),
+        ("engine", "vllm"),
+        ("prompt_set", "q"),
+        ("kernels", {"cpu_capability": "AVX2"}),
+        ("runner", "compile"),
+    ],
 )
 def test_a_ratio_across_a_difference_is_refused_with_both_values(tmp_path: Path, name: str, other: Any) -> None:
     one = write(tmp_path / "a.json", {"plain": 40.0})
@@ -46,6 +56,14 @@ def test_a_ratio_on_one_machine_is_paired(tmp_path: Path) -> None:
     assert ledger.ratio(one, "plain", two, "tree", "t").value == 2.0
     with pytest.raises(InputError, match="no 'chain'"):
         ledger.ratio(one, "chain", two, "tree", "t")
+
+
+def test_a_sweep_of_runs_is_no_result_to_divide(tmp_path: Path) -> None:
+    write(tmp_path / "a.json", {"plain": 40.0})
+    data = json.loads((tmp_path / "a.json").read_text())
+    (tmp_path / "b.json").write_text(json.dumps({**data, "axis": "context"}))
+    with pytest.raises(InputError, match="many runs in one"):
+        ledger.read(tmp_path / "b.json")
 
 
 def test_diff_keeps_the_two_drifts_apart(tmp_path: Path) -> None:

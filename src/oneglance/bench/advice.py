@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from oneglance.bench.metrics import mean_ms, pairs
+from oneglance.bench.metrics import MIN_PROMPTS, mean_ms, pairs
 from oneglance.bench.record import Record
-from oneglance.stats.bootstrap import Interval, resample_mean, resample_ratio
+from oneglance.stats.bootstrap import NAN, Interval, resample_mean, resample_ratio
 
 Choice = Literal["tree", "chain", "off"]
 
@@ -19,7 +19,7 @@ class Finding:
 
     Attributes:
         tau: kept tokens a round, prompts resampled.
-        speedup: over plain decoding, paired by prompt.
+        speedup: over plain decoding, paired by prompt; no bounds of either below ``MIN_PROMPTS``.
         n: prompts.
     """
 
@@ -53,16 +53,19 @@ def advise(records: Sequence[Record]) -> Advice:
         if both:
             kept = [(n, r.prompt) for r in own for n in r.kept]
             tau = resample_mean([n for n, _ in kept], [prompt for _, prompt in kept])
-            findings[system] = Finding(tau, resample_ratio([a for a, _ in both], [b for _, b in both]), len(both))
+            gain = resample_ratio([a for a, _ in both], [b for _, b in both])
+            if len(both) < MIN_PROMPTS:
+                tau, gain = (replace(found, low=NAN, high=NAN) for found in (tau, gain))
+            findings[system] = Finding(tau, gain, len(both))
     if not findings:
         return Advice("off", "every answer is a single token, so there is nothing to draft", {})
+    if max(found.n for found in findings.values()) < MIN_PROMPTS:
+        return Advice("off", f"fewer than {MIN_PROMPTS} prompts give no interval; ask more", findings)
     best = max(findings, key=lambda system: findings[system].speedup.value)
     found = findings[best].speedup
     if found.low > 1:
         choice: Choice = "tree" if best == "tree" else "chain"
         return Advice(choice, f"{best} is {found.value:.2f} times as fast, and its interval lies above 1", findings)
-    if findings[best].n < 2:
-        return Advice("off", "one prompt gives no interval; ask more prompts", findings)
     says = "lies below 1" if found.high < 1 else "includes 1"
     return Advice(
         "off", f"the best of the two, {best}, is {found.value:.2f} times as fast; its interval {says}", findings

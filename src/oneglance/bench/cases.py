@@ -39,6 +39,8 @@ class Case:
         system: system prompt.
         metric: what ``grade`` measures.
         audio: path of a recording, for speech targets.
+        version: of its task's definition; None for prompts of your own.
+        ocr: the text of its pages, where that is given: only systems with extra input see it.
     """
 
     id: str
@@ -49,6 +51,8 @@ class Case:
     system: str | None = None
     metric: str | None = None
     audio: str | None = None
+    version: int | None = None
+    ocr: Callable[[], str] | None = None
 
     def encode(self, target: Target, *, scale: float = 1.0) -> Inputs:
         """The prompt, as the target sees it; ``scale`` changes the images' resolution, up or down.
@@ -98,20 +102,23 @@ def official(names: Sequence[str], data: str, limit: int) -> list[Case]:
 
 def from_prompt(prompt: Prompt) -> Case:
     """A case without a score."""
-    return Case(
-        prompt.id,
-        prompt.task,
-        prompt.text,
-        lambda: [open_source(s) for s in prompt.images],
-        system=prompt.system,
-        audio=prompt.audio,
-    )
+
+    def images() -> list[Image.Image]:
+        return [open_source(source) for source in prompt.images]
+
+    ocr = None if prompt.ocr is None else partial(str, prompt.ocr)
+    return Case(prompt.id, prompt.task, prompt.text, images, system=prompt.system, audio=prompt.audio, ocr=ocr)
 
 
 def prompt_set(cases: Iterable[Case]) -> str:
     """A short hash of which prompts were asked, in which order: what two results must share to be compared."""
-    names = [(case.task, case.id, case.text) for case in cases]
+    names = [(case.task, case.id, case.text, case.version) for case in cases]
     return hashlib.sha256(json.dumps(names).encode()).hexdigest()[:12]
+
+
+def task_versions(cases: Iterable[Case]) -> dict[str, int | None]:
+    """Which version of each task's definition was asked."""
+    return {case.task: case.version for case in cases}
 
 
 def _official(task: OfficialTask, item: Item) -> Case:
@@ -122,7 +129,15 @@ def _official(task: OfficialTask, item: Item) -> Case:
         return [shrink(load_image(source), task.long_side_px) for source in item.find()]
 
     has_answers = bool(item.answers) and task.metric != "none"
-    return Case(item.id, task.name, task.ask(item), images, grade if has_answers else None, metric=task.metric)
+    return Case(
+        item.id,
+        task.name,
+        task.ask(item),
+        images,
+        grade if has_answers else None,
+        metric=task.metric,
+        version=task.version,
+    )
 
 
 def _page(task: str, index: int) -> Case:
@@ -134,6 +149,8 @@ def _page(task: str, index: int) -> Case:
         lambda: [_draw(task, index).image],
         lambda answer: grading.grade(_draw(task, index), answer),
         metric="items",
+        version=synthetic.VERSIONS[task],
+        ocr=lambda: " ".join(word.text for word in _draw(task, index).words),
     )
 
 

@@ -71,8 +71,8 @@ class Projection:
 
 
 def margins(records: Sequence[Record], ours: str) -> list[Margin]:
-    """Ours against every other drafting system, per task."""
-    names = list(dict.fromkeys(r.system for r in records if not r.is_outside))
+    """Ours against every other drafting system that was given the same input, per task."""
+    names = list(dict.fromkeys(r.system for r in records if not r.is_outside and r.extra_input is None))
     if ours not in names:
         return []
     found = []

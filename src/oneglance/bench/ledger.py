@@ -19,7 +19,8 @@ from oneglance.files import parse_json
 from oneglance.stats.bootstrap import Interval, resample_ratio
 
 MACHINE = ("engine", "cpu", "gpu", "threads", "dtype", "attention")
-SAME = (*MACHINE, "target", "prompt_set", "max_new_tokens", "temperature")
+SAME = (*MACHINE, "kernels", "runner", "target", "prompt_set", "max_new_tokens", "temperature")
+RUNS = ("context", "temperature", "threads")  # axes whose values are runs of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,8 @@ def read(path: Path) -> Result:
         raise InputError(f"cannot read the result {path}: {error}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} is no result; oneglance bench --out writes one") from error
+    if data.get("axis") in RUNS:
+        raise InputError(f"{path} is a sweep of {data['axis']}, many runs in one; compare results of oneglance bench")
     if not isinstance(records, list) or not records or not isinstance(manifest, dict):
         raise InputError(f"{path} holds no records; oneglance bench --out writes them")
     return Result(path, manifest, tuple(record_of(record) for record in records))

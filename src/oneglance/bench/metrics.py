@@ -52,6 +52,7 @@ class Row:
         weights, num_parameters: where the drafter comes from and how large it is, embeddings left out.
         is_outside: not decoded by our loop: no ratio with ours is made; ``tau`` is then the system's own count.
         failures: prompts without an answer; failure: why the first one has none.
+        extra_input: what the system was given besides the prompt; its rows stand apart.
     """
 
     system: str
@@ -97,6 +98,7 @@ class Row:
     is_outside: bool = False
     failures: int = 0
     failure: str | None = None
+    extra_input: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -173,6 +175,7 @@ def _row(own: list[Record], plain: list[Record]) -> Row:
         is_outside=own[0].is_outside,
         failures=len(failed),
         failure=failed[0] if failed else None,
+        extra_input=own[0].extra_input,
         **(_counted(own) if own[0].is_outside else _rounds(own)),
         **_stages(own),
         **_shares(own),

@@ -33,6 +33,7 @@ class Record:
         is_outside: not decoded by our loop: ``prefill_ms`` ends with the first token, and there are no rounds.
         drafts, drafted: an outside system's own count of rounds and of accepted draft tokens, 0 where it has none.
         failure: why there is no answer.
+        extra_input: what the system was given besides the prompt.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -71,6 +72,7 @@ class Record:
     drafts: int = 0
     drafted: int = 0
     failure: str | None = None
+    extra_input: str | None = None
 
     @property
     def decoded(self) -> int:

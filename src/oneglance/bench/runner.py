@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,8 +15,8 @@ import torch
 from oneglance.bench.cases import Case
 from oneglance.bench.outside import Answered, Outside
 from oneglance.bench.record import Record
-from oneglance.bench.systems import card
-from oneglance.core import Drafter, Generation, SamplingParams
+from oneglance.bench.systems import card, extra_input
+from oneglance.core import Drafter, Generation, InputError, SamplingParams
 from oneglance.decoder import Decoder
 from oneglance.reference import Reference, reference
 from oneglance.targets.base import Target
@@ -111,7 +112,11 @@ class Bench:
 
         Yields:
             The records of one prompt, one a system and replicate.
+
+        Raises:
+            InputError: a system wants more input than a prompt has.
         """
+        self._check_extra(cases)
         arms = {name: Arm.of(self._target_of(name), bind) for name, bind in self.systems.items()}
         names, finished = [*arms, *self.outside], set(done)
         warmed: dict[str, int] = {}
@@ -120,6 +125,7 @@ class Bench:
                 continue
             inputs = case.encode(self.target, scale=self.scale)
             truths = self._references(inputs)
+            arms |= self._given(case)
             if warmed.setdefault(case.task, 0) < self.warmup:
                 warmed[case.task] += 1
                 for arm in arms.values():
@@ -137,6 +143,23 @@ class Bench:
                 }
                 records += [made[name] for name in names]
             yield records
+
+    def _check_extra(self, cases: Sequence[Case]) -> None:
+        wanting = [name for name in self.systems if extra_input(name) is not None]
+        without = [case.id for case in cases if case.ocr is None]
+        if wanting and without:
+            raise InputError(
+                f"system {wanting[0]!r} is given the text of each page, and prompt {without[0]!r} has none: "
+                'name tasks of the built-in suite, or prompts with "ocr"'
+            )
+
+    def _given(self, case: Case) -> dict[str, Arm]:
+        """Arms of the systems that are given more, bound anew for each prompt."""
+        wanting = [name for name in self.systems if extra_input(name) is not None]
+        if not wanting or case.ocr is None:
+            return {}
+        ids = self.target.tokenizer.encode(case.ocr(), add_special_tokens=False)
+        return {n: Arm.of(self._target_of(n), functools.partial(self.systems[n], extra=ids)) for n in wanting}
 
     def _target_of(self, system: str) -> Target:
         return self.target if self.shaped is None or system == "plain" else self.shaped
@@ -225,6 +248,7 @@ class Bench:
             first_draft_ms=rounds[0].t_draft_ms if rounds else 0.0,
             vision_ms=vision_ms,
             context=len(inputs.token_ids),
+            extra_input=extra_input(system),
             **asdict(card(arm.decoder.drafter)),
         )
 

@@ -105,8 +105,9 @@ def arms(along: Axis, systems: Mapping[str, Bind], values: Sequence[float]) -> d
         raise InputError("a sweep needs a system besides plain; name one with --systems")
     if not along.is_shared:
         return dict(systems)
-    if "auto" in drafting:
-        raise InputError("the system auto has no budget of its own to vary; name tree")
+    for name in drafting:
+        if name == "auto" or ":budget=" in name:
+            raise InputError(f"the system {name!r} has a budget of its own, which cannot vary; name it without")
     found: dict[str, Bind] = {PLAIN: systems[PLAIN]}
     for name, bind in drafting.items():
         found |= {f"{name}/{value:g}": partial(bind, budget=int(value)) for value in values}

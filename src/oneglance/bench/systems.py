@@ -32,6 +32,7 @@ class System(NamedTuple):
         weights: ``NONE``, ``HEAD``, or the kind of known head.
         make: the command that makes weights.
         budget: its own, whatever the benchmark's; None takes that.
+        extra_input: what it is given besides the prompt; its binding then takes that text's tokens as ``extra``.
     """
 
     drafter: str
@@ -39,6 +40,7 @@ class System(NamedTuple):
     weights: str = NONE
     make: str = ""
     budget: AnyBudget | None = None
+    extra_input: str | None = None
 
 
 TRAIN = "oneglance train recipes/reader-{}.yaml"
@@ -50,6 +52,7 @@ SYSTEMS: dict[str, System] = {
     "conditioned": System("block", "best_first", HEAD),  # with the rescorer beside the head, where there is one
     "auto": System("block:rescorer=none", "best_first", HEAD, budget="auto"),  # as wide as pays, cold at the start
     "ngram": System("ngram"),
+    "ngram-ocr": System("ngram", extra_input="the page's text"),
     "two_model": System("two_model", "chain", "two_model", "any smaller model of the same tokenizer serves"),
     "eagle3": System("eagle3", "chain", "eagle3", TRAIN.format("eagle3")),
     "eagle3_tree": System("eagle3", "best_first", "eagle3", TRAIN.format("eagle3")),
@@ -73,9 +76,16 @@ class Card:
     num_parameters: int | None
 
 
+def extra_input(written: str) -> str | None:
+    """What a system is given besides the prompt, by its name in a table; None where it is that alone."""
+    name = written.partition("@")[0].partition(":")[0].partition("/")[0]
+    return SYSTEMS[name].extra_input if name in SYSTEMS else None
+
+
 def card(drafter: Drafter) -> Card:
     """The card of a bound drafter. Passes and nodes are counted round by round, in ``core.Round``."""
-    return Card(drafter.name, getattr(drafter, "num_parameters", None))
+    size = getattr(drafter, "num_parameters", None)
+    return Card(None if size == 0 else drafter.name, size)
 
 
 def prepare_systems(

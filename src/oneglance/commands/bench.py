@@ -81,7 +81,8 @@ def bench(
     clock = Bench(opened, bound, params, warmup=warmup, replicates=replicates, outside=outside, shaped=shaped)
     records = measuring.measure(clock, cases, settings, out=out, show=not json)
     rows = summarise(records)
-    gains = {s: [r.speedup for r in rows if r.system == s and r.speedup is not None] for s in names}
+    alike = [row for row in rows if row.extra_input is None]
+    gains = {s: [r.speedup for r in alike if r.system == s and r.speedup is not None] for s in names}
     result: dict[str, Any] = {
         "manifest": manifest(**settings),
         "rows": [row.as_dict() for row in rows],
@@ -104,11 +105,15 @@ def bench(
 def show(console: Console, result: Mapping[str, Any]) -> None:
     """Tables of a result, as JSON holds it."""
     from oneglance.bench.metrics import MIN_PROMPTS
+    from oneglance.report.results import split
 
     rows = result["rows"]
+    own, more, _ = split(rows)
     for task in dict.fromkeys(row["task"] for row in rows):
-        _show_task(console, [row for row in rows if row["task"] == task and not row.get("is_outside")])
+        _show_task(console, [row for row in own if row["task"] == task])
+        _show_task(console, [row for row in more if row["task"] == task])
     _show_outside(console, rows)
+    _show_facts(console, [row for row in (*own, *more) if row["system"] != "plain"])
     for system, value in result["geomean_speedup"].items():
         console.print(f"{system}: geometric mean of the speedups {value:.2f}")
     for m in result["margins"]:
@@ -147,11 +152,28 @@ def _show_outside(console: Console, rows: list[dict[str, Any]]) -> None:
     console.print(table)
 
 
+def _show_facts(console: Console, rows: list[dict[str, Any]]) -> None:
+    """What each drafting system is."""
+    from oneglance.report.summary import FACTS, facts
+    from oneglance.report.tables import cell
+
+    table = Table(*FACTS.values(), title="what drafted, averaged over tasks", title_justify="left")
+    for line in facts(rows):
+        table.add_row(*(cell(line[name], name) for name in FACTS))
+    if rows:
+        console.print(table)
+
+
 def _show_task(console: Console, own: list[dict[str, Any]]) -> None:
+    if not own:
+        return
     first = own[0]
     score = "" if first["score"] is None else f", score {first['score']:.3f}"
     context = "" if first["prefill_share"] is None else f", prefill {first['prefill_share']:.0%} of plain"
     title = f"{first['task']}: {first['n']} prompts, {first['tokens']:.0f} tokens{score}, H {first['entropy_nats']:.3f}"
+    if first.get("extra_input"):
+        title = f"{first['task']}, given {first['extra_input']} as well"
+        context = ""
     names = (
         "system",
         "τ",

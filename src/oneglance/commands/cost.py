@@ -28,6 +28,7 @@ def cost(
     prompts: options.Prompts = None,
     data: asking.Data = None,
     limit: asking.Limit = 5,
+    out: measuring.Out = None,
     target: options.Target = options.BUILTIN,
     head: options.Head = None,
     budget: options.Budget = options.BUDGET,
@@ -60,8 +61,9 @@ def cost(
     names = [name for name in opening.names_of(systems) if name != "plain"]
     if not names:
         raise InputError("cost needs a drafting system; name one with --systems")
-    if "auto" in names:
-        raise InputError("cost times trees of given sizes; name tree and --budgets instead of auto")
+    fixed = [name for name in names if name == "auto" or ":budget=" in name]
+    if fixed:
+        raise InputError(f"cost times trees of given sizes; name them with --budgets instead of {fixed[0]}")
     more = numbers("--budgets", budgets or "", 1)
     nodes = numbers("--sizes", sizes, 0)
     bound = setup.bind(["plain", *names])
@@ -71,10 +73,10 @@ def cost(
             bound[f"{name}/{size}"] = partial(bound[name], budget=size)
             sized[f"{name}/{size}"] = size
     cases = asking.choose_cases(tasks, prompts, limit, data)
-    settings = setup.describe(cases, limit=limit)
+    settings = setup.describe(cases, limit=limit, sizes=nodes, repeats=repeats)
     opened = setup.open()
     clock = Bench(opened, bound, opening.sampling(max_new_tokens))
-    records = measuring.measure(clock, cases, settings, out=None, show=not json)
+    records = measuring.measure(clock, cases, settings, out=out, show=not json)
     found = parts.costs(records, sized)
     first = found[0]
     drafter, inputs = bound[names[0]](opened), cases[0].encode(opened)
@@ -99,6 +101,7 @@ def cost(
         "regression": parts.regress(found),
         "manifest": manifest(**settings),
     }
+    measuring.finish(out, result, records)
     if json:
         terminal.write_json(result)
     else:

@@ -92,7 +92,8 @@ class Setup:
 
     def describe(self, cases: Sequence[Case], **more: Any) -> dict[str, Any]:
         """Everything that a result depends on, for its manifest."""
-        from oneglance.bench.cases import prompt_set
+        from oneglance.bench.cases import prompt_set, task_versions
+        from oneglance.stats.bootstrap import RESAMPLES
 
         return {
             "engine": "oneglance",
@@ -101,11 +102,14 @@ class Setup:
             "budget": self.budget,
             "max_new_tokens": self.max_new_tokens,
             "temperature": 0.0,
+            "seed": None,  # greedy draws nothing
+            "bootstrap": {"resamples": RESAMPLES, "seed": 0},
             "dtype": self.dtype,
             "device": self.device or "cpu",
             "attention": self.attention,
             "runner": self.runner,
             "prompt_set": prompt_set(cases),
+            "tasks": task_versions(cases),
             **more,
         }
 

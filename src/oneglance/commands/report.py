@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,8 +14,12 @@ from oneglance.commands.tail import Resamples
 from oneglance.core import InputError
 from oneglance.files import parse_json
 
+if TYPE_CHECKING:
+    from oneglance.report.section import Section
+
 Results = Annotated[
-    list[Path] | None, typer.Argument(metavar="[RESULT]...", help="What bench, sweep or worth-it wrote with --out.")
+    list[Path] | None,
+    typer.Argument(metavar="[RESULT]...", help="What bench, sweep, cost or worth-it wrote with --out."),
 ]
 Out = Annotated[
     Path,
@@ -50,6 +55,7 @@ Place = Annotated[
         help="md: write between <!-- NAME: written by the command --> and <!-- /NAME --> of a page that has them.",
     ),
 ]
+WRITTEN = ": written by the command -->\n"  # a page with places of other names is somebody's, and not replaced
 Title = Annotated[str, typer.Option(metavar="TEXT", help="html: of the page.")]
 
 
@@ -78,7 +84,10 @@ def report(
     """Write results as one self-contained HTML page, or their rows as markdown, CSV or LaTeX.
 
     The page needs no network: sortable tables, forest plots of margins and speedups, curves, the cost of a round, and
-    decoded texts whose rounds open their candidate trees. It needs the [report] extra.
+    decoded texts whose rounds open their candidate trees.
+
+    A Markdown page that has the lines <!-- NAME: written by the command --> and <!-- /NAME --> gets its tables between
+    them: bench, sweep-budget (and the other axes) and cost for results, --place for logs. Everything else in it stays.
     """
     from oneglance.commands.studies import sections
     from oneglance.report.tables import FORMATS
@@ -100,7 +109,6 @@ def report(
         transfer=transfer or [],
         resamples=resamples,
     )
-    rows = [row for result in read for row in result["rows"]]
     if form == "html":
         from oneglance.report.page import render
 
@@ -119,28 +127,50 @@ def report(
                 runner=runner,
             )
         text = render(read, made, title=title, studies=studies)
-    elif studies:
-        text = _into_page(out, place, rows, studies)
+    elif form == "md":
+        text = _into_page(out, place, read, studies)
     else:
-        text = FORMATS[form](rows)
+        text = "\n".join(FORMATS[form](own.rows, own.columns) for own in tables(read))
     opening.write_text(out, text)
     if json:
-        terminal.write_json({"out": str(out), "format": form, "rows": sum(len(result["rows"]) for result in read)})
+        terminal.write_json({"out": str(out), "format": form, "rows": sum(len(own.rows) for own in tables(read))})
     else:
         print(out)
 
 
-def _into_page(out: Path, place: str, rows: list[dict[str, Any]], studies: list[Any]) -> str:
-    """Markdown of rows and studies, between the markers of the page where it has them."""
-    from oneglance.files import spliced
-    from oneglance.report.tables import document, markdown
+def tables(results: Sequence[dict[str, Any]]) -> list[Section]:
+    """The tables of results: one for all rows of the same columns, so that a CSV of several benches is one table."""
+    from oneglance.report.results import sections
 
-    text = (markdown(rows) + "\n" if rows else "") + document(studies)
+    found: dict[tuple[str, ...], Section] = {}
+    for own in (own for result in results for own in sections(result)):
+        known = found.setdefault(tuple(own.columns), own)
+        if known is not own:
+            known.rows.extend(own.rows)
+    return list(found.values())
+
+
+def _into_page(out: Path, place: str, results: Sequence[dict[str, Any]], studies: list[Section]) -> str:
+    """Markdown of results and studies, between the markers of a page that has them."""
+    from oneglance.files import has_place, spliced
+    from oneglance.report.results import sections
+    from oneglance.report.summary import place_of, summary
+    from oneglance.report.tables import document
+
     try:
         page = out.read_text(encoding="utf-8") if out.exists() else ""
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot go on with {out}: {error}") from error
-    return spliced(page, place, text) if "<!-- " in page else text
+    parts = [(place_of(result), summary(result)) for result in results]
+    parts += [(place, document(studies))] if studies else []
+    places = [own for own, _ in parts]
+    if WRITTEN not in page and not any(has_place(page, own) for own in places):
+        return document([own for result in results for own in sections(result)] + studies)
+    if len(set(places)) < len(places):
+        raise InputError(f"{out} has one place for each kind of result; name one result of each")
+    for own, text in parts:
+        page = spliced(page, own, text)
+    return page
 
 
 def _strips(tasks: list[str], max_new_tokens: int, *, target: str, head: str | None, **machine: Any) -> list[Any]:
@@ -154,10 +184,21 @@ def _strips(tasks: list[str], max_new_tokens: int, *, target: str, head: str | N
 def _read(path: Path) -> dict[str, Any]:
     try:
         data: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
-        if data["rows"] and all({"task", "system"} <= row.keys() for row in data["rows"]):
+        if _is_result(data):
             return data
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read the result {path}: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError):
         pass
-    raise InputError(f"{path} is no result; bench, sweep and worth-it write them with --out")
+    raise InputError(f"{path} is no result; bench, sweep, cost and worth-it write them with --out")
+
+
+def _is_result(data: dict[str, Any]) -> bool:
+    if "regression" in data:
+        return bool(data["systems"] and data["verify"] and data["manifest"])
+    from dataclasses import fields
+
+    from oneglance.bench.metrics import Row
+
+    needed = {own.name for own in fields(Row)} - {"extra_input"}  # results of before have no such column
+    return bool(data["manifest"] and data["rows"] and all(needed <= row.keys() for row in data["rows"]))

@@ -70,13 +70,20 @@ def reproduce(
 
 def _bench(setup: measuring.Setup, tasks: list[str], limit: int) -> list[Measured]:
     from oneglance.bench.cases import suite
-    from oneglance.bench.metrics import summarise
+    from oneglance.bench.metrics import geomean, summarise
     from oneglance.bench.runner import Bench
+    from oneglance.report.paper import Measured
 
-    bound = setup.bind(["plain", "chain", "tree"])
+    bound = setup.bind(["plain", "chain", "tree", "ngram"])
     runner = Bench(setup.open(), bound, opening.sampling(setup.max_new_tokens))
     records = measuring.measure(runner, suite(tasks, limit), {}, out=None, show=True)
-    return [m for row in summarise(records) for m in _of_row(row, row.system)]
+    rows = summarise(records)
+    found = [m for row in rows for m in _of_row(row, row.system)]
+    for system in bound:
+        gains = [row.speedup for row in rows if row.system == system and row.speedup is not None]
+        if gains:
+            found.append(Measured(system, "speedup", "geomean", geomean(gains)))
+    return found
 
 
 def _swept(axis: str, values: str | None, setup: measuring.Setup, tasks: list[str], limit: int) -> list[Measured]:

@@ -10,7 +10,7 @@ from oneglance.commands import logs
 from oneglance.core import InputError
 
 if TYPE_CHECKING:
-    from oneglance.report.page import Section
+    from oneglance.report.section import Section
 
 
 def sections(

@@ -67,6 +67,10 @@ def sweep(
     made = sweeps.arms(along, bound, chosen)
     cases = asking.choose_cases(tasks, prompts, limit, data)
     settings = setup.describe(cases, limit=limit, axis=axis, values=chosen)
+    if not along.is_shared:
+        settings |= {along.name: chosen}
+    if along.name == "temperature":
+        settings |= {"seed": seed}
     params = opening.sampling(max_new_tokens, seed=seed)
     base = Bench(setup.open(), made, params, warmup=warmup, replicates=replicates)
     points: list[Point] = []

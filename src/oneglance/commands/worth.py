@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from oneglance.commands import measuring, opening, options, terminal
+from oneglance.commands.bench import interval
 
 ImagesFolder = Annotated[Path, typer.Option("--images", metavar="FOLDER", help="Pictures, subfolders included.")]
 Questions = Annotated[
@@ -68,7 +69,7 @@ def worth_it(
     for name, found in advice.findings.items():
         tau, gain = found.tau, found.speedup
         console.print(
-            f"{name}: τ {tau.value:.2f} [{tau.low:.2f}, {tau.high:.2f}], speedup {gain.value:.2f} "
-            f"[{gain.low:.2f}, {gain.high:.2f}] on {found.n} prompts"
+            f"{name}: τ {tau.value:.2f}{interval(tau.low, tau.high, '.2f')}, speedup {gain.value:.2f}"
+            f"{interval(gain.low, gain.high, '.2f')} on {found.n} prompts"
         )
     console.print(f"advice: {advice.choice}; {advice.reason}")

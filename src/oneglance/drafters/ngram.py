@@ -57,14 +57,18 @@ class NgramDrafter:
         target: names the ids that are never proposed: image and video placeholders, and ids without an lm_head row.
         settings: sizes.
         budget: nodes of the chain, at most.
+        extra: tokens of a text that is looked up before the sequence itself, such as what a page says.
     """
 
     name: str | None = "ngram"
     target_layer_ids: tuple[int, ...] = ()
     num_parameters = 0
 
-    def __init__(self, target: Target, settings: NgramSettings, *, budget: int = DEFAULT_BUDGET) -> None:
+    def __init__(
+        self, target: Target, settings: NgramSettings, *, budget: int = DEFAULT_BUDGET, extra: Sequence[int] = ()
+    ) -> None:
         self.settings = settings
+        self.extra = list(extra)
         self.num_draft = min(settings.num_draft, budget)
         self._vocab_size = target.vocab_size
         self._banned = frozenset(target.banned_ids)
@@ -78,10 +82,11 @@ class NgramDrafter:
         policy: object = None,
         budget: int = DEFAULT_BUDGET,
         branch_k: int | None = None,
+        extra: Sequence[int] = (),
     ) -> NgramDrafter:
         """One continuation is a chain under any tree policy."""
         check_tree_options("ngram", budget, branch_k)
-        return cls(target, settings, budget=budget)
+        return cls(target, settings, budget=budget, extra=extra)
 
     def start(self, state: TargetState) -> NgramIndex:
         return NgramIndex()
@@ -90,7 +95,7 @@ class NgramDrafter:
         return 0
 
     def draft(self, root: int, state: TargetState, draft_state: NgramIndex, *, max_depth: int) -> TokenTree:
-        token_ids = state.token_ids
+        token_ids = [*self.extra, *state.token_ids] if self.extra else state.token_ids
         self._index(token_ids, draft_state)
         for size in range(min(self.settings.max_ngram, len(token_ids)), self.settings.min_ngram - 1, -1):
             follower = draft_state.first.get(tuple(token_ids[-size:]))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from oneglance.report.causes import Ablation, ImageEffect, Transfer
-from oneglance.report.page import Chart, Section
+from oneglance.report.section import Chart, Section
 from oneglance.report.svg import Bar, forest
 from oneglance.report.tables import measured, of_interval
 

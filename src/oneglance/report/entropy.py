@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from oneglance.core import InputError
 from oneglance.report import theory
 from oneglance.report.causes import study_saliency
-from oneglance.report.page import Chart, Section
+from oneglance.report.section import Chart, Section
 from oneglance.report.study import LawStudy, WidthStudy, study_law, study_tail, study_width
 from oneglance.report.svg import Bar, curves, forest
 from oneglance.report.tables import measured, of_interval

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from oneglance.bench.cases import Case
-from oneglance.bench.roundlog import record
 from oneglance.core import Round, SamplingParams
 from oneglance.decoder import Decoder
 
@@ -26,21 +27,49 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
+class Branch:
+    """A run of nodes without a fork, all accepted or none, and what forks from its end."""
+
+    texts: tuple[str, ...]
+    is_accepted: bool
+    branches: tuple[Branch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token of a text.
+
+    Attributes:
+        text: its spelling.
+        h_nats: entropy of the target's row that it was read off.
+        p: its probability there.
+    """
+
+    text: str
+    h_nats: float
+    p: float
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """One round of a text.
 
     Attributes:
         index: of the round; -1 for the token that came from prefill.
-        tokens: texts of its tokens, the bonus last unless the round was cut.
-        h_nats, a: of the root's row; accepted length.
+        tokens: kept, the bonus last unless the round was cut; the first one was read off the root's row.
+        a: accepted tokens that were kept.
         nodes: the candidate tree, empty where there was none.
     """
 
     index: int
-    tokens: tuple[str, ...]
-    h_nats: float | None
+    tokens: tuple[Token, ...]
     a: int
     nodes: tuple[Node, ...]
+
+    @property
+    def tree(self) -> Branch:
+        """The candidate tree, forks alone nested."""
+        return _branch(self.nodes, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +85,27 @@ class Strip:
 def strip(decoder: Decoder, case: Case, *, max_new_tokens: int) -> Strip:
     """Decode a case and take its rounds apart."""
     inputs = case.encode(decoder.target)
-    done = record(decoder, inputs, SamplingParams(max_new_tokens), run="report", task=case.task, prompt=case.id)
-    tokenizer, generation = decoder.target.tokenizer, done.generation
-    pieces = [Piece(-1, (_text(tokenizer, generation.token_ids[0]),), None, 0, ())] if generation.token_ids else []
-    for own, row in zip(generation.rounds, done.rows, strict=True):
-        tokens = tuple(_text(tokenizer, token) for token in own.token_ids)
-        pieces.append(Piece(own.index, tokens, row.h_nats, row.a, _nodes(tokenizer, own)))
-    return Strip(case.task, case.text, generation.tau, tuple(pieces))
+    stream = decoder.stream_inputs(inputs, SamplingParams(max_new_tokens, logprobs=0))
+    for _ in stream:
+        pass
+    done = stream.generation
+    tokenizer = decoder.target.tokenizer
+    tokens = [Token(_text(tokenizer, e.token_id), e.entropy_nats, math.exp(e.log_p)) for e in done.logprobs or []]
+    pieces = [Piece(-1, tuple(tokens[:1]), 0, ())] if tokens else []
+    at = 1
+    for own in done.rounds:
+        kept = tuple(tokens[at : at + len(own.token_ids)])
+        pieces.append(Piece(own.index, kept, own.num_accepted, _nodes(tokenizer, own)))
+        at += len(own.token_ids)
+    return Strip(case.task, case.text, done.tau, tuple(pieces))
+
+
+def _branch(nodes: Sequence[Node], index: int) -> Branch:
+    texts, own = [nodes[index].text], nodes[index]
+    while len(own.children) == 1 and nodes[own.children[0]].is_accepted == own.is_accepted:
+        own = nodes[own.children[0]]
+        texts.append(own.text)
+    return Branch(tuple(texts), own.is_accepted, tuple(_branch(nodes, child) for child in own.children))
 
 
 def _nodes(tokenizer: Any, own: Round) -> tuple[Node, ...]:

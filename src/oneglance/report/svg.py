@@ -25,9 +25,9 @@ class Bar:
 def forest(bars: Sequence[Bar], *, title: str, centre: float = 0.0, percent: bool = True) -> str:
     """A forest plot: intervals on one axis, a rule at ``centre``."""
     edges = [x for bar in bars for x in (bar.value, bar.low, bar.high) if math.isfinite(x)] + [centre]
-    low, high = min(edges), max(edges)
-    pad = (high - low) * 0.05 or 0.1
-    low, high = low - pad, high + pad
+    edges_low, edges_high = min(edges), max(edges)
+    pad = (edges_high - edges_low) * 0.05 or 0.1
+    low, high = edges_low - pad, edges_high + pad
     height = ROW * (len(bars) + 1) + 10
 
     def x(value: float) -> float:
@@ -36,9 +36,8 @@ def forest(bars: Sequence[Bar], *, title: str, centre: float = 0.0, percent: boo
     parts = [f'<line class="rule" x1="{x(centre):.1f}" x2="{x(centre):.1f}" y1="4" y2="{height - ROW}"/>']
     for index, bar in enumerate(bars):
         y = ROW * index + ROW / 2 + 4
-        text = _number(bar.value, percent)
+        text = _with_bounds(bar, percent)
         if math.isfinite(bar.low):
-            text += f" [{_number(bar.low, percent)}, {_number(bar.high, percent)}]"
             parts.append(f'<line class="mark" x1="{x(bar.low):.1f}" x2="{x(bar.high):.1f}" y1="{y}" y2="{y}"/>')
         parts += [
             f'<text x="{LEFT - 10}" y="{y + 4}" text-anchor="end">{escape(bar.label)}</text>',
@@ -46,8 +45,13 @@ def forest(bars: Sequence[Bar], *, title: str, centre: float = 0.0, percent: boo
             f"<title>{escape(bar.label)}: {text}</title></circle>",
             f'<text x="{WIDTH - RIGHT + 8}" y="{y + 4}">{text}</text>',
         ]
-    parts.append(f'<text x="{x(centre):.1f}" y="{height - 8}" text-anchor="middle">{_number(centre, percent)}</text>')
-    return _svg(title, height, parts)
+    y = height - ROW
+    parts.append(f'<line class="rule" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
+    parts += [
+        f'<text x="{x(tick):.1f}" y="{height - 8}" text-anchor="middle">{_number(tick, percent)}</text>'
+        for tick in _apart([centre, edges_low, edges_high], 70 / (WIDTH - LEFT - RIGHT) * (high - low))
+    ]
+    return _svg(title, height, parts, [f"{bar.label} {_with_bounds(bar, percent)}" for bar in bars])
 
 
 def curves(
@@ -80,7 +84,8 @@ def curves(
     for index, (name, line) in enumerate(lines.items()):
         placed = [place(point) for point in line]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in placed)
-        parts.append(f'<polyline class="line s{index % 7}" points="{path}"/>')
+        colour = f"s{index % 7}{' dashed' if index // 7 % 2 else ''}"
+        parts.append(f'<polyline class="line {colour}" points="{path}"/>')
         parts += [
             f'<circle class="s{index % 7}" cx="{x:.1f}" cy="{y:.1f}" r="3.5">'
             f"<title>{escape(name)}: {escape(x_label)} {point[0]:g}, {escape(y_label)} {point[1]:.3g}</title></circle>"
@@ -88,10 +93,11 @@ def curves(
         ]
         y = top + 8 + 18 * index
         parts += [
-            f'<rect class="s{index % 7}" x="{WIDTH - RIGHT + 8}" y="{y - 8}" width="10" height="10"/>',
-            f'<text x="{WIDTH - RIGHT + 24}" y="{y + 1}">{escape(name)}</text>',
+            f'<path class="line {colour}" d="M{WIDTH - RIGHT + 8},{y - 3}h18"/>',
+            f'<text x="{WIDTH - RIGHT + 32}" y="{y + 1}">{escape(name)}</text>',
         ]
-    return _svg(title, max(PLOT_HEIGHT, 30 + 18 * len(lines)), parts)
+    says = [f"{name}: {', '.join(f'{y:.3g} at {x:g}' for x, y in line)}" for name, line in lines.items()]
+    return _svg(title, max(PLOT_HEIGHT, 30 + 18 * len(lines)), parts, says)
 
 
 def ticks(xs: Sequence[float]) -> list[float]:
@@ -126,16 +132,34 @@ def stacks(rows: Mapping[str, Mapping[str, float]], *, title: str, unit: str) ->
         x = LEFT + 90 * index
         drawn.append(f'<rect class="s{index % 7}" x="{x}" y="{height - 20}" width="10" height="10"/>')
         drawn.append(f'<text x="{x + 14}" y="{height - 11}">{escape(name)}</text>')
-    return _svg(title, height, drawn)
+    says = [
+        f"{label}: {', '.join(f'{name} {value:.2f} {unit}' for name, value in parts.items())}"
+        for label, parts in rows.items()
+    ]
+    return _svg(title, height, drawn, says)
 
 
-def _svg(title: str, height: float, parts: Sequence[str]) -> str:
-    body = "".join(parts)
-    return (
-        f'<svg role="img" viewBox="0 0 {WIDTH} {height:g}" aria-label="{escape(title)}">'
-        f"<title>{escape(title)}</title>{body}</svg>"
-    )
+def _svg(title: str, height: float, parts: Sequence[str], says: Sequence[str]) -> str:
+    """An image whose label also says its numbers, for those who hear it."""
+    label = escape(f"{title}. {'; '.join(says)}.")
+    return f'<svg role="img" viewBox="0 0 {WIDTH} {height:g}" aria-label="{label}">{"".join(parts)}</svg>'
+
+
+def _apart(ticks: Sequence[float], least: float) -> list[float]:
+    """The ticks that stand at least so far from those before them."""
+    kept: list[float] = []
+    for tick in ticks:
+        if all(abs(tick - other) >= least for other in kept):
+            kept.append(tick)
+    return kept
+
+
+def _with_bounds(bar: Bar, percent: bool) -> str:
+    text = _number(bar.value, percent)
+    if math.isfinite(bar.low):
+        text += f" [{_number(bar.low, percent)}, {_number(bar.high, percent)}]"
+    return text
 
 
 def _number(value: float, percent: bool) -> str:
-    return f"{value:+.1%}" if percent else f"{value:.2f}"
+    return (f"{value:+.1%}" if value else "0") if percent else f"{value:.2f}"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from oneglance.report.page import Section
+    from oneglance.report.section import Section
     from oneglance.stats.bootstrap import Interval
 
 COLUMNS: dict[str, str] = {
@@ -29,18 +29,57 @@ COLUMNS: dict[str, str] = {
     "end_to_end": "end to end",
     "wins": "wins",
     "identical": "identical",
+    "is_lossless": "lossless",
     "score": "score",
     "prefill_share": "prefill",
+    "vision_share": "vision",
     "num_parameters": "parameters",
+    "weights": "weights",
+}
+OUTSIDE: dict[str, str] = {
+    "task": "task",
+    "system": "system",
+    "n": "prompts",
+    "first_ms": "to first token, ms",
+    "end_to_end_ms": "end to end, ms",
+    "tau": "τ, own count",
+    "identical": "identical",
+    "score": "score",
+    "failures": "failures",
+    "failure": "why",
+}
+"""Of systems that are not ours, with ours beside them: end to end, and no ratio."""
+
+FORMS: dict[str, str] = {
+    **dict.fromkeys(("nodes", "context", "first_ms", "end_to_end_ms"), ".1f"),
+    **dict.fromkeys(("tau", "tau_no_bonus", "ms_per_token", "speedup", "ci_low", "ci_high"), ".2f"),
+    **dict.fromkeys(("mean_of_ratios", "paper_window", "equal_length", "end_to_end", "passes"), ".2f"),
+    **dict.fromkeys(("prefill_share", "vision_share"), ".0%"),
+    **dict.fromkeys(("t_draft_ms", "t_build_ms", "t_verify_ms", "t_host_ms", "round_ms", "round_over_plain"), ".2f"),
+    **dict.fromkeys(("ms", "low_ms", "high_ms"), ".2f"),
+    "host_share": ".1%",
+    "value": "g",
 }
 ESCAPES = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}", "τ": r"$\tau$"}
 
 
-def cell(value: Any) -> str:
-    """A value as it is shown."""
+def cell(value: Any, name: str = "") -> str:
+    """A value as it is shown in the column of that name."""
     if value is None:
         return "—"
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return format(value, FORMS.get(name, ".3f"))
+    return f"{value:,}" if name == "num_parameters" else str(value)
+
+
+def columns_of(result: Mapping[str, Any]) -> dict[str, str]:
+    """Columns of a result's rows: what a sweep varies stands beside the system."""
+    if "axis" not in result:
+        return COLUMNS
+    first = {"task": "task", "system": "system", "value": str(result["axis"]), "context": "prompt tokens"}
+    return {**first, **COLUMNS}
 
 
 def of_interval(name: str, found: Interval, low: str = "low", high: str = "high") -> dict[str, float]:
@@ -55,7 +94,7 @@ def measured(values: Mapping[str, float]) -> dict[str, float | None]:
 
 def markdown(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str] = COLUMNS) -> str:
     """A table in GitHub's markdown."""
-    table = [list(columns.values()), *([cell(row.get(name)) for name in columns] for row in rows)]
+    table = [list(columns.values()), *([cell(row.get(name), name) for name in columns] for row in rows)]
     lines = ["| " + " | ".join(text.replace("|", r"\|") for text in line) + " |" for line in table]
     lines.insert(1, "|" + "---|" * len(columns))
     return "\n".join(lines) + "\n"
@@ -74,21 +113,22 @@ def latex(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str] = COLUMN
     """A tabular with booktabs rules."""
     lines = [rf"\begin{{tabular}}{{ll{'r' * (len(columns) - 2)}}}", r"\toprule"]
     lines += [" & ".join(_tex(title) for title in columns.values()) + r" \\", r"\midrule"]
-    lines += [" & ".join(_tex(cell(row.get(name))) for name in columns) + r" \\" for row in rows]
+    lines += [" & ".join(_tex(cell(row.get(name), name)) for name in columns) + r" \\" for row in rows]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
-def document(sections: Sequence[Section]) -> str:
+def document(sections: Sequence[Section], *, level: int = 2) -> str:
     """Sections as markdown: heading, what a reader needs to judge the table, the table, notes. Charts stay out."""
     parts = []
     for section in sections:
         opening, *notes = section.notes or [""]
-        parts += [f"## {section.name}", opening, markdown(section.rows, section.columns).rstrip()]
+        heading = f"{'#' * level} {section.name}" if section.name else ""
+        parts += [heading, opening, markdown(section.rows, section.columns).rstrip() if section.rows else ""]
         parts.append("\n".join(f"- {note}" for note in notes))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-FORMATS: dict[str, Callable[[Sequence[Mapping[str, Any]]], str]] = {
+FORMATS: dict[str, Callable[[Sequence[Mapping[str, Any]], Mapping[str, str]], str]] = {
     "md": markdown,
     "csv": comma_separated,
     "tex": latex,

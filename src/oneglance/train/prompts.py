@@ -12,7 +12,7 @@ from oneglance.core import InputError
 from oneglance.files import parse_json
 from oneglance.tasks.synthetic import Split, draw
 
-KEYS = frozenset({"id", "task", "prompt", "image", "images", "system", "audio"})
+KEYS = frozenset({"id", "task", "prompt", "image", "images", "system", "audio", "ocr"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,7 @@ class Prompt:
         images: image sources, see ``traces``.
         system: system prompt.
         audio: path of a WAV file, for speech targets.
+        ocr: the text of the images, for benchmarks of systems that read it; no target sees it.
     """
 
     id: str
@@ -34,10 +35,11 @@ class Prompt:
     images: tuple[str, ...] = ()
     system: str | None = None
     audio: str | None = None
+    ocr: str | None = None
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """Prompts of a JSONL file: ``{"prompt", "image" or "images", "audio", "id", "task", "system"}``, an object a line.
+    """Prompts of a JSONL file, an object a line with ``KEYS``.
 
     Only ``prompt`` is required, and where there is ``audio`` not even that. Paths are relative to the file's folder.
 
@@ -103,6 +105,8 @@ def prompt_of_line(line: str, path: Path, number: int, *, default: str | None = 
     unknown = sorted(raw.keys() - KEYS)
     if unknown:
         raise InputError(f"{where} has the unknown key {unknown[0]!r}; known: {', '.join(sorted(KEYS))}")
+    if not isinstance(raw.get("ocr"), str | None):
+        raise InputError(f'{where}: "ocr" is the text of the images, got {raw["ocr"]!r}')
     return Prompt(
         id=str(raw.get("id", f"{path.stem}-{number:06d}")),
         task=str(raw.get("task", path.stem)),
@@ -110,6 +114,7 @@ def prompt_of_line(line: str, path: Path, number: int, *, default: str | None = 
         images=tuple(_source(image, path, f"{where}: an image") for image in _images(raw)),
         system=raw.get("system"),
         audio=None if raw.get("audio") is None else _source(raw["audio"], path, f"{where}: audio"),
+        ocr=raw.get("ocr"),
     )
 
 

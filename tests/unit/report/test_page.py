@@ -11,7 +11,7 @@ import pytest
 from oneglance.bench.metrics import summarise
 from oneglance.bench.record import Record
 from oneglance.report import paper
-from oneglance.report.strips import Node, Piece, Strip
+from oneglance.report.strips import Node, Piece, Strip, Token
 from oneglance.report.tables import comma_separated, latex, markdown
 
 pytest.importorskip("jinja2", reason="the [report] extra is not installed")
@@ -43,7 +43,8 @@ def result() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def page(result: dict[str, Any]) -> str:
     nodes = (Node("root", (1, 2), True), Node("yes", (), True), Node("<no>", (), False))
-    strip = Strip("docvqa", "Read <it>.", 2.0, (Piece(-1, ("I",), None, 0, ()), Piece(0, ("yes", "!"), 0.5, 1, nodes)))
+    first, *kept = (Token(text, 0.5, 0.9) for text in ("I", "yes", "!"))
+    strip = Strip("docvqa", "Read <it>.", 2.0, (Piece(-1, (first,), 0, ()), Piece(0, tuple(kept), 1, nodes)))
     return render([result], [strip])
 
 
@@ -117,7 +118,7 @@ def test_a_browser_sorts_and_opens_a_tree(page: str, tmp_path: Path) -> None:
     probe = """<script>
     const said = [];
     window.addEventListener("error", event => said.push("error " + event.message));
-    const button = document.querySelectorAll("thead button")[7];
+    const button = [...document.querySelectorAll("thead button")].find(b => b.textContent === "ms/token");
     const order = () => [...document.querySelector("tbody").rows].map(row => row.cells[1].textContent).join();
     button.click(); said.push(order()); button.click(); said.push(order());
     document.querySelector("button.round").click();
