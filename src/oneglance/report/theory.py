@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oneglance.report.page import Chart, Section
+from oneglance.report.section import Chart, Section
 from oneglance.report.study import LawStudy
 from oneglance.report.svg import curves
 from oneglance.report.tables import measured
