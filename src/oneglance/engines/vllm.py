@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from oneglance.core import InputError
 from oneglance.engines import Launch, installed
 from oneglance.engines.hooks import Hook, problems
 
@@ -61,7 +62,13 @@ Norm = Callable[[Any, Any], Any]
 
 
 def command(launch: Launch) -> list[str]:
-    """The command line of an OpenAI server that drafts a chain (method dflash)."""
+    """The command line of an OpenAI server that drafts a chain (method dflash).
+
+    Raises:
+        InputError: a tree is asked for.
+    """
+    if launch.budget is not None:
+        raise InputError("vLLM verifies chains only: leave --budget out, or serve the tree with SGLang")
     settings = {"method": "dflash", "model": launch.head, "num_speculative_tokens": launch.depth}
     words = [*_entry(launch.target), "--speculative-config", json.dumps(settings)]
     if launch.tensor_parallel > 1:
