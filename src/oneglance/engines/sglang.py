@@ -1,7 +1,7 @@
 """SGLang: the command that serves a target with a block head, and the plugin that it needs for that.
 
-The plugin does two things. It sends a question of stock SGLang's to the right place: SGLang asks a target for the layers
-that a DFLASH head reads, and in every version read so far (0.5.11 to 0.5.23) dense Qwen3-VL answers with an
+The plugin does two things. It sends a question of stock SGLang's to the right place: SGLang asks a target for the
+layers that a DFLASH head reads, and in every version read so far (0.5.11 to 0.5.23) dense Qwen3-VL answers with an
 AttributeError and Qwen2.5-VL not at all, although both can do it for EAGLE-3 under the same layer ids. And it registers
 the algorithm ``GLANCE``, a tree where stock DFLASH has a chain (``sglang_tree``).
 """

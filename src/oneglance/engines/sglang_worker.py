@@ -1,8 +1,8 @@
 """SGLang's worker for a tree: the head's block as stock DFLASH runs it, then one masked verify pass over N+1 rows.
 
-Stock ``DFlashWorkerV2`` keeps one width for the block and for the verify pass. Here the block has B slots and the verify
-pass N+1 rows; prefill, the draft cache and the scheduler's side stay stock. This module imports SGLang, and is imported
-only after ``sglang_tree`` has checked every place that it relies on.
+Stock ``DFlashWorkerV2`` keeps one width for the block and for the verify pass. Here the block has B slots and the
+verify pass N+1 rows; prefill, the draft cache and the scheduler's side stay stock. This module imports SGLang, and is
+imported only after ``sglang_tree`` has checked every place that it relies on.
 """
 
 from __future__ import annotations
