@@ -4,8 +4,8 @@
 
 Needs a GPU, SGLang 0.5.23 and this package in its environment. Three servers run one after another, with CUDA graphs
 and then without: plain, the head's chain, the head's tree. Exit code 1: a hook is missing, a server does not start, a
-text differs from the plain server's, or the tree accepts no more than the bonus token. No run of this script on a GPU has
-been recorded yet.
+text differs from the plain server's, or the tree accepts no more than the bonus token. No run of this script on a GPU
+has been recorded yet.
 """
 
 from __future__ import annotations

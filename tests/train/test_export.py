@@ -7,10 +7,12 @@ import pytest
 import torch
 import transformers
 
+from baselines import eagle3_raw, tiny_eagle3
 from oneglance.audit import reference
 from oneglance.core import HeadError, InputError
 from oneglance.drafters.block import BlockDrafter
 from oneglance.drafters.checkpoint import HeadCheckpoint, load_checkpoint, save_checkpoint
+from oneglance.drafters.eagle3_head import load_eagle3
 from oneglance.targets.base import Target
 from oneglance.targets.chat import encode
 from oneglance.testing import tiny_head, tiny_head_config, tiny_target
@@ -112,6 +114,24 @@ def test_transformers_generates_with_it(head: HeadCheckpoint, target: Target, tm
     )
     assert ids[0, len(inputs.token_ids) :].tolist() == reference(target, inputs, max_new_tokens=20).token_ids
     assert calls
+
+
+def test_an_eagle3_head_serves_both_engines(target: Target, tmp_path: Path) -> None:
+    """vLLM's layer ids stand beside ours, which SGLang shares, and the head still opens here, its vocabulary map too."""
+    save_checkpoint(tiny_eagle3(target), tmp_path / "head", eagle3_raw(target))
+    before = load_eagle3(str(tmp_path / "head"))
+    for engine, words in (("vllm", '"method": "eagle3"'), ("sglang", "--speculative-algorithm EAGLE3")):
+        done = export(str(tmp_path / "head"), tmp_path / engine, engine, dtype="float32", target="a/b")
+        assert words in done.hint
+        after = load_eagle3(str(tmp_path / engine))
+        assert after.config == before.config
+        assert after.tensors.keys() == before.tensors.keys()
+        assert all(torch.equal(after.tensors[key], before.tensors[key]) for key in before.tensors)
+        raw = json.loads((tmp_path / engine / "config.json").read_text())
+        assert raw["eagle_aux_hidden_state_layer_ids"] == [i + 1 for i in before.config.target_layer_ids]
+        assert raw["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == list(before.config.target_layer_ids)
+    with pytest.raises(HeadError, match="choose vllm or sglang"):
+        export(str(tmp_path / "head"), tmp_path / "other", "speculators")
 
 
 def test_what_cannot_be_exported(head: HeadCheckpoint, target: Target, tmp_path: Path) -> None:

@@ -51,13 +51,10 @@ def sglang_arms(
     tree = Launch(target, head, shared.depth, extra=tuple(flags), budget=budget)
     chain = sglang.command(shared)
     plain = chain[:5] + list(flags)  # up to the target: what follows is how it drafts
-    if eagle3 is None:
-        second = Arm("chain", tuple(chain))
-    else:
-        drafting = ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", eagle3]
-        drafting += ["--speculative-num-steps", "8", "--speculative-eagle-topk", "4"]
-        drafting += ["--speculative-num-draft-tokens", str(budget + 1)]
-        second = Arm("eagle3", (*plain[:5], *drafting, *flags))
+    second = Arm("chain", tuple(chain))
+    if eagle3 is not None:
+        passes = Launch(target, eagle3, 8, extra=tuple(flags), budget=budget, drafter="eagle3")
+        second = Arm("eagle3", tuple(sglang.command(passes)))
     return Arm("plain", tuple(plain)), second, Arm("tree", tuple(sglang.command(tree)))
 
 

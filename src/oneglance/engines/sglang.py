@@ -26,21 +26,30 @@ MODELS = (
     "sglang.srt.models.qwen2_5_vl:Qwen2_5_VLForConditionalGeneration",
 )
 HOOKS = tuple(Hook(f"{model}.{EAGLE3_SETTER}", ("self", "layer_ids")) for model in MODELS)
+ALGORITHMS = {
+    ("block", False): "DFLASH",
+    ("block", True): sglang_tree.NAME,
+    ("eagle3", False): "EAGLE3",
+    ("eagle3", True): "EAGLE3",
+}
 MARK = "mended_by_oneglance"
 
 Setter = Callable[[Any, Sequence[int]], None]
 
 
 def command(launch: Launch) -> list[str]:
-    """The command line of a server that drafts a chain (DFLASH) or, with a budget, a tree (GLANCE).
+    """The command line of a server that drafts a chain (DFLASH) or, with a budget, a tree (GLANCE); EAGLE3 does both.
 
     Its draft tokens count the root.
     """
     words = [sys.executable, "-m", "sglang.launch_server", "--model-path", launch.target]
+    is_tree = launch.budget is not None
     rows = (launch.depth if launch.budget is None else launch.budget) + 1
-    words += ["--speculative-algorithm", "DFLASH" if launch.budget is None else sglang_tree.NAME]
+    words += ["--speculative-algorithm", ALGORITHMS[launch.drafter, is_tree]]
     words += ["--speculative-draft-model-path", launch.head, "--speculative-num-draft-tokens", str(rows)]
-    if launch.budget is not None:
+    if launch.drafter == "eagle3":
+        words += ["--speculative-num-steps", str(launch.depth), "--speculative-eagle-topk", "4" if is_tree else "1"]
+    elif is_tree:
         words += ["--page-size", "1", "--disable-overlap-schedule"]
         if "--attention-backend" not in launch.extra:
             words += ["--attention-backend", sglang_tree.BACKENDS[0]]

@@ -111,9 +111,7 @@ def test_settings_are_filled_in(algorithm: Any) -> None:
 
 def test_what_a_tree_cannot_run_with_is_refused_in_one_list(algorithm: Any) -> None:
     args = settings(device="cpu", page_size=16, attention_backend="fa3", pp_size=2)
-    with pytest.raises(
-        ValueError, match="CUDA device; --pp-size must be 1; --page-size must be 1; --att"
-    ):
+    with pytest.raises(ValueError, match="CUDA device; --pp-size must be 1; --page-size must be 1; --att"):
         algorithm.handle_server_args(args)
     with pytest.raises(ValueError, match="at least 16 for this head, got 8"):
         algorithm.handle_server_args(settings(speculative_num_draft_tokens=8))
