@@ -65,6 +65,8 @@ ROWS = [
         "here",
         "tests/train/test_export.py",
         test_a_round_trip_changes_nothing="a head in each layout and back",
+        test_a_head_of_speculators_opens_here="a head of speculators as it is",
+        test_an_eagle3_head_serves_both_engines="an EAGLE-3 head for vLLM and SGLang",
         test_speculators_counts_layer_boundaries="layer ids, one more in speculators' layout",
     ),
     *_rows(

@@ -89,16 +89,23 @@ class HeadConfig(LayerConfig):
     layer_types: tuple[Literal["full_attention", "sliding_attention"], ...] = ()
     sliding_window: int | None = None
     mask_token_id: int = Field(ge=0)
+    num_target_layers: int = Field(ge=0)  # 0 where speculators' layout does not say
 
     @classmethod
     def from_checkpoint(cls, config: dict[str, Any]) -> HeadConfig:
-        """Read a DFlash ``config.json``, in z-lab's layout or with the draft keys at top level.
+        """Read a DFlash ``config.json``: z-lab's layout, one with the draft keys at top level, or speculators'.
 
         Raises:
             HeadError: a key is missing, malformed, or asks for something this head does not compute.
         """
         block_of(config, "oneglance")
+        if "speculators_model_type" in config:
+            config = of_speculators(config)
         return checked(cls, layer_keys({**config, **block_of(config, "dflash_config")}))
+
+    def for_target(self, num_layers: int) -> Self:
+        """With the target's depth where the checkpoint does not say it."""
+        return self.model_copy(update={"num_target_layers": self.num_target_layers or num_layers})
 
     @model_validator(mode="before")
     @classmethod
@@ -124,6 +131,32 @@ class HeadConfig(LayerConfig):
         """Sliding window of a layer, None for full attention."""
         sliding = bool(self.layer_types) and self.layer_types[layer] == "sliding_attention"
         return self.sliding_window if sliding else None
+
+
+def of_speculators(config: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a head in speculators' layout under z-lab's names. It counts layer boundaries: 0 is the embedding's.
+
+    Raises:
+        HeadError: another kind of head, or one whose vocabulary is not the target's.
+    """
+    inner, kind = block_of(config, "transformer_layer_config"), config["speculators_model_type"]
+    if kind != "dflash":
+        raise HeadError(f"speculators_model_type is {kind!r}; only dflash heads are block heads")
+    if config.get("draft_vocab_size") not in (None, inner.get("vocab_size")):
+        raise HeadError(
+            f"the head drafts over {config['draft_vocab_size']} of {inner.get('vocab_size')} tokens; a block head reads "
+            "the target's own lm_head"
+        )
+    boundaries = config.get("aux_hidden_state_layer_ids")
+    if not isinstance(boundaries, list) or not all(isinstance(i, int) and i > 0 for i in boundaries):
+        raise HeadError(f"aux_hidden_state_layer_ids must list layer boundaries from 1 on, got {boundaries!r}")
+    own = block_of(config, "oneglance")
+    return {
+        **inner,
+        **{key: config.get(key) for key in ("block_size", "mask_token_id")},
+        "target_layer_ids": [i - 1 for i in boundaries],
+        "num_target_layers": own.get("num_target_layers", 0),
+    }
 
 
 def layer_keys(config: dict[str, Any]) -> dict[str, Any]:

@@ -93,16 +93,11 @@ def read_exported(folder: Path) -> tuple[HeadConfig, dict[str, Tensor]]:
     """
     raw = parse_json((folder / "config.json").read_text(encoding="utf-8"))
     tensors = load_file(folder / "model.safetensors")
-    if raw.get("speculators_model_type") == "dflash":
-        layers = [i - 1 for i in raw["aux_hidden_state_layer_ids"]]
-        flat = {**raw["transformer_layer_config"], "block_size": raw["block_size"], "target_layer_ids": layers}
-        flat |= {"mask_token_id": raw["mask_token_id"], "num_target_layers": raw["oneglance"]["num_target_layers"]}
-        return HeadConfig.from_checkpoint(flat), tensors
     if raw.get("model_type") == "muse_glimmer_assistant":
         back = {new: old for old, new in RENAMED.items()}
         rest = raw["oneglance"]
         return HeadConfig.from_checkpoint({**raw, **rest}), {back.get(k, k): v for k, v in tensors.items()}
-    if "dflash_config" in raw:
+    if "dflash_config" in raw or "speculators_model_type" in raw:
         return HeadConfig.from_checkpoint(raw), tensors
     raise HeadError(f"{folder} is not an exported head")
 
