@@ -144,8 +144,8 @@ def of_speculators(config: dict[str, Any]) -> dict[str, Any]:
         raise HeadError(f"speculators_model_type is {kind!r}; only dflash heads are block heads")
     if config.get("draft_vocab_size") not in (None, inner.get("vocab_size")):
         raise HeadError(
-            f"the head drafts over {config['draft_vocab_size']} of {inner.get('vocab_size')} tokens; a block head reads "
-            "the target's own lm_head"
+            f"the head drafts over {config['draft_vocab_size']} of {inner.get('vocab_size')} tokens; a block head "
+            "reads the target's own lm_head"
         )
     boundaries = config.get("aux_hidden_state_layer_ids")
     if not isinstance(boundaries, list) or not all(isinstance(i, int) and i > 0 for i in boundaries):
