@@ -74,11 +74,11 @@ compatibility: $(STAMP) ## docs/compatibility.md from the tests of this environm
 	$(TABLE)
 
 test-vllm: .venv-vllm/.installed ## vLLM on this CPU (an environment of 3.5 GB): the built-in model with its heads, against ours
-	$(VLLM)/pytest -W default -rP $(RECORD)/engines-vllm.json tests/engines/installed tests/engines/test_vllm_plugin.py
+	$(VLLM)/pytest -W default -rP $(RECORD)/vllm-cpu.json tests/engines/installed tests/engines/test_vllm_plugin.py
 	$(TABLE)
 
 test-sglang: .venv-sglang/.installed ## SGLang without its GPU parts: what our plugin needs of it, and the tree's worker
-	$(SGLANG)/pytest -W default $(RECORD)/engines-sglang.json tests/engines/installed \
+	$(SGLANG)/pytest -W default $(RECORD)/sglang-cpu.json tests/engines/installed \
 	  tests/engines/test_sglang_plugin.py tests/engines/test_tensors.py
 	$(TABLE)
 

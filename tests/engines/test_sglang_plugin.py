@@ -179,7 +179,7 @@ def test_the_tree_is_refused_for_another_version(installs: list[str], caplog: py
 
 
 def test_a_module_that_fails_at_import_is_a_problem_and_no_crash(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "broken_at_import.py").write_text("{}['cuda']")
     monkeypatch.syspath_prepend(tmp_path)
