@@ -94,8 +94,9 @@ test-sglang: .venv-sglang/.installed ## SGLang without its GPU parts: what our p
 	@touch $@
 
 # what SGLang's modules import on the way to those that our plugin reads, and no more: its pins want a GPU's packages
-SGLANG_IMPORTS := IPython aiohttp apache-tvm-ffi==0.1.11 dill einops fastapi gguf msgspec openai orjson pybase64 pyzmq \
-  sentencepiece starlette transformers==5.19.0 triton uvicorn
+SGLANG_IMPORTS := IPython aiohttp apache-tvm-ffi==0.1.11 compressed-tensors==0.18.0 dill einops fastapi gguf loguru \
+  msgspec openai orjson partial_json_parser pybase64 pyzmq sentencepiece setproctitle starlette transformers==5.19.0 \
+  triton uvicorn
 
 .venv-sglang/.installed: pyproject.toml
 	test -x $(SGLANG)/python || $(PYTHON) -m venv .venv-sglang

@@ -1,6 +1,5 @@
 """The plugin against a real SGLang, imported without a GPU: hooks by name and signature, setters, and the algorithm."""
 
-import dataclasses
 import logging
 from types import SimpleNamespace
 from typing import Any
@@ -70,9 +69,9 @@ def test_its_worker_is_ours(algorithm: Any) -> None:
 
 def settings(**given: Any) -> SimpleNamespace:
     """ServerArgs' own fields and defaults, as far as the algorithm looks at them."""
+    from sglang.srt.arg_groups.arg_utils import field_names
     from sglang.srt.server_args import ServerArgs
 
-    known = {field.name for field in dataclasses.fields(ServerArgs)}
     values = {
         "speculative_draft_model_path": HEAD,
         "device": "cuda",
@@ -91,11 +90,12 @@ def settings(**given: Any) -> SimpleNamespace:
         "max_running_requests": None,
         **given,
     }
-    assert set(values) <= known
+    assert set(values) <= field_names(ServerArgs)
     return SimpleNamespace(**values)
 
 
 def test_settings_are_filled_in(algorithm: Any) -> None:
+    from sglang.srt.arg_groups.arg_utils import field_names
     from sglang.srt.server_args import ServerArgs
 
     args = settings(speculative_num_draft_tokens=32)
@@ -103,7 +103,7 @@ def test_settings_are_filled_in(algorithm: Any) -> None:
     assert (args.speculative_dflash_block_size, args.speculative_num_draft_tokens) == (16, 32)
     assert (args.speculative_eagle_topk, args.disable_overlap_schedule, args.page_size) == (2, True, 1)
     assert args.speculative_draft_attention_backend == "flashinfer"
-    assert set(vars(args)) <= {field.name for field in dataclasses.fields(ServerArgs)}
+    assert set(vars(args)) <= field_names(ServerArgs)
     args = settings()
     algorithm.handle_server_args(args)
     assert args.speculative_num_draft_tokens == 64

@@ -88,7 +88,7 @@ class World:
             for row in range(rows):
                 seen = mask[row].nonzero()[:, 0]
                 order = places[seen].argsort()
-                assert places[seen][order].tolist() == list(range(len(seen))) or row > 0
+                assert places[seen][order].tolist() == list(range(len(seen)))
                 logits.append(logits_of(self.cache[keys[seen[order]]].tolist()))
         hidden = torch.stack([tokens.flatten(), positions.flatten()], dim=1).float()
         output = SimpleNamespace(next_token_logits=torch.stack(logits), hidden_states=hidden)
