@@ -185,7 +185,8 @@ class GlanceWorker(DFlashWorkerV2):
         """(R, N+1) cache slots after the committed tokens, which the scheduler has reserved."""
         columns = batch.seq_lens[:, None] + torch.arange(self.num_rows, device=batch.seq_lens.device)
         table = self.model_runner.req_to_token_pool.req_to_token
-        return table[batch.req_pool_indices[:, None], columns].to(torch.int64)
+        slots: Tensor = table[batch.req_pool_indices[:, None], columns].to(torch.int64)
+        return slots
 
     def _plan(self, batch: Any, slots: Tensor) -> Any:
         return self.target_worker.model_runner.kv_index_translator.plan(
@@ -240,7 +241,8 @@ class GlanceWorker(DFlashWorkerV2):
         else:
             target = self.target_worker.model_runner.model
             rows = unwrap_lora_layer(_resolve_dflash_embedding_module(self.draft_model, target))(ids)
-        return (rows * self._noise_embed_scale).view(-1, rows.shape[-1])
+        scaled: Tensor = rows * self._noise_embed_scale
+        return scaled.view(-1, rows.shape[-1])
 
     def _verify(self, batch: Any, trees: tensors.Trees, seen: Tensor, slots: Tensor, plan: Any) -> Any:
         """One packed pass of the target, each row seeing its ancestors alone."""
@@ -287,7 +289,8 @@ class GlanceWorker(DFlashWorkerV2):
             grammar.apply(logits)
         if info is None or info.is_all_greedy:
             choices = logits.argmax(dim=-1).view(num_requests, self.num_rows)
-            return self._tp_sync.sync(SpecTpSyncSite.DFLASH_ACCEPT_GREEDY, choices)
+            self._tp_sync.sync(SpecTpSyncSite.DFLASH_ACCEPT_GREEDY, choices)  # in place
+            return choices
         p = build_speculative_verify_target_probs(
             next_token_logits=logits,
             sampling_info=info,
@@ -299,7 +302,8 @@ class GlanceWorker(DFlashWorkerV2):
             floor = info.min_ps[:, None, None] * p.amax(dim=-1, keepdim=True)
             p = torch.where(p < floor, 0.0, p)
         choices = tensors.drawn(p, torch.empty_like(p).exponential_())
-        return self._tp_sync.sync(SpecTpSyncSite.DFLASH_ACCEPT_SAMPLE, choices)
+        self._tp_sync.sync(SpecTpSyncSite.DFLASH_ACCEPT_SAMPLE, choices)
+        return choices
 
     def _commit(self, verdicts: tensors.Verdicts, slots: Tensor, lengths: Tensor, plan: Any, output: Any) -> None:
         """Keep the accepted path: the target's keys and values, and the head's, made from the captured states."""
