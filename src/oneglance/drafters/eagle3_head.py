@@ -21,11 +21,11 @@ from oneglance.drafters.head import (
     KeysValues,
     LayerConfig,
     Rope,
-    block_of,
     checked,
     layer_keys,
     rotate,
 )
+from oneglance.drafters.layouts import block_of
 
 NUM_FEATURES = 3
 PREFIXES = (("model.", ""), ("layers.0.", "midlayer."))  # as other exporters spell the same keys

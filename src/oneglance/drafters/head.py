@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from torch import Tensor, nn
 
 from oneglance.core import HeadError
+from oneglance.drafters.layouts import block_of, of_speculators
 
 KeysValues = tuple[Tensor, Tensor]
 
@@ -133,32 +134,6 @@ class HeadConfig(LayerConfig):
         return self.sliding_window if sliding else None
 
 
-def of_speculators(config: dict[str, Any]) -> dict[str, Any]:
-    """The keys of a head in speculators' layout under z-lab's names. It counts layer boundaries: 0 is the embedding's.
-
-    Raises:
-        HeadError: another kind of head, or one whose vocabulary is not the target's.
-    """
-    inner, kind = block_of(config, "transformer_layer_config"), config["speculators_model_type"]
-    if kind != "dflash":
-        raise HeadError(f"speculators_model_type is {kind!r}; only dflash heads are block heads")
-    if config.get("draft_vocab_size") not in (None, inner.get("vocab_size")):
-        raise HeadError(
-            f"the head drafts over {config['draft_vocab_size']} of {inner.get('vocab_size')} tokens; a block head "
-            "reads the target's own lm_head"
-        )
-    boundaries = config.get("aux_hidden_state_layer_ids")
-    if not isinstance(boundaries, list) or not all(isinstance(i, int) and i > 0 for i in boundaries):
-        raise HeadError(f"aux_hidden_state_layer_ids must list layer boundaries from 1 on, got {boundaries!r}")
-    own = block_of(config, "oneglance")
-    return {
-        **inner,
-        **{key: config.get(key) for key in ("block_size", "mask_token_id")},
-        "target_layer_ids": [i - 1 for i in boundaries],
-        "num_target_layers": own.get("num_target_layers", 0),
-    }
-
-
 def layer_keys(config: dict[str, Any]) -> dict[str, Any]:
     """The keys of a ``config.json`` that are not null, RoPE among them, in whichever of HF's two spellings.
 
@@ -193,14 +168,6 @@ def checked(kind: type[C], flat: dict[str, Any]) -> C:
         key = ".".join(str(part) for part in first["loc"])
         where = f"{key}: " if key else ""
         raise HeadError(f"config.json of the head: {where}{first['msg'].removeprefix('Value error, ')}") from error
-
-
-def block_of(config: dict[str, Any], key: str) -> dict[str, Any]:
-    """A nested object of the config; empty where it is missing or null."""
-    block = config.get(key) or {}
-    if not isinstance(block, dict):
-        raise HeadError(f"config.json of the head: {key} must be an object, got {type(block).__name__}")
-    return block
 
 
 def _refuse_unsupported(config: dict[str, Any], rope: dict[str, Any]) -> None:
