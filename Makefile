@@ -10,7 +10,7 @@ TRIALS ?= 50
 SECONDS ?= 300
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow docs check lint format-check types format fuzz soak serve-soak serve-fuzz page report-page test-vllm test-sglang audit-full audit-shaped audit-matrix kill-resume clean
+.PHONY: help demo test test-slow docs check lint format-check types format fuzz soak serve-soak serve-fuzz page report-page compatibility test-vllm test-sglang audit-full audit-shaped audit-matrix kill-resume clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,12 +70,23 @@ report-page: $(STAMP) ## the report of a small run in a real Chromium, with an a
 VLLM := .venv-vllm/bin
 SGLANG := .venv-sglang/bin
 
-test-vllm: .venv-vllm/.installed ## vLLM on this CPU (an environment of 3.5 GB): the built-in model with its head, against ours
-	$(VLLM)/pytest -rP tests/engines/installed tests/engines/test_vllm_plugin.py
+RECORD := -p recording --record docs/results
+TABLE := $(PYTHON) scripts/compatibility.py --write
 
-test-sglang: .venv-sglang/.installed ## SGLang without its GPU parts: what our plugin needs of it, and the tree's tensors
-	$(SGLANG)/pytest tests/engines/installed tests/engines/test_sglang_plugin.py tests/engines/test_tensors.py
+compatibility: $(STAMP) ## docs/compatibility.md from the tests of this environment, and from the engines' recorded runs
+	$(BIN)/pytest -m "not slow" $(RECORD)/engines-here.json tests/engines tests/cli/test_engine.py tests/train/test_export.py
+	$(TABLE)
 
+test-vllm: .venv-vllm/.installed ## vLLM on this CPU (an environment of 3.5 GB): the built-in model with its heads, against ours
+	$(VLLM)/pytest -W default -rP $(RECORD)/vllm-cpu.json tests/engines/installed tests/engines/test_vllm_plugin.py
+	$(TABLE)
+
+test-sglang: .venv-sglang/.installed ## SGLang without its GPU parts: what our plugin needs of it, and the tree's worker
+	$(SGLANG)/pytest -W default $(RECORD)/sglang-cpu.json tests/engines/installed \
+	  tests/engines/test_sglang_plugin.py tests/engines/test_tensors.py
+	$(TABLE)
+
+# torchvision comes without its CUDA library's build of torch, see scripts/torchvision_without_cuda.py
 .venv-vllm/.installed: pyproject.toml
 	test -x $(VLLM)/python || $(PYTHON) -m venv .venv-vllm
 	$(VLLM)/python -m pip install --quiet "torch==2.13.0"
@@ -86,11 +97,17 @@ test-sglang: .venv-sglang/.installed ## SGLang without its GPU parts: what our p
 	$(VLLM)/python -m pip install --quiet --editable .
 	@touch $@
 
+# what SGLang's modules import on the way to those that our plugin reads, and no more: its pins want a GPU's packages
+SGLANG_IMPORTS := IPython aiohttp apache-tvm-ffi==0.1.11 compressed-tensors==0.18.0 dill einops fastapi gguf loguru \
+  msgspec openai orjson partial_json_parser pybase64 pyzmq sentencepiece setproctitle starlette transformers==5.19.0 \
+  triton uvicorn
+
 .venv-sglang/.installed: pyproject.toml
 	test -x $(SGLANG)/python || $(PYTHON) -m venv .venv-sglang
 	$(SGLANG)/python -m pip install --quiet "torch==2.13.0" hypothesis pytest
-	$(SGLANG)/python -m pip install --quiet --no-deps "sglang==0.5.23"
-	$(SGLANG)/python -m pip install --quiet orjson IPython traitlets gguf
+	$(SGLANG)/python -m pip install --quiet --no-deps "sglang==0.5.23" "torchvision==0.28.0"
+	$(SGLANG)/python scripts/torchvision_without_cuda.py
+	$(SGLANG)/python -m pip install --quiet $(SGLANG_IMPORTS)
 	$(SGLANG)/python -m pip install --quiet --editable .
 	@touch $@
 

@@ -38,6 +38,17 @@ def test_sglang_counts_the_root(run: Run) -> None:
     assert words[words.index("--speculative-num-draft-tokens") + 1] == "6"
 
 
+def test_a_tree_is_an_algorithm_of_its_own(run: Run) -> None:
+    words = shlex.split(run("engine", "sglang", "--budget", 31, "--", "--attention-backend", "triton").out)
+    assert words[words.index("--speculative-algorithm") + 1] == "GLANCE"
+    assert words[words.index("--speculative-num-draft-tokens") + 1] == "32"
+    assert words.count("--attention-backend") == 1
+    assert "flashinfer" in run("engine", "sglang", "--budget", 63).out
+    assert "verifies chains only" in run("engine", "vllm", "--budget", 63).error
+    assert "needs --budget 15 or more" in run("engine", "sglang", "--budget", 3).error
+    assert "--depth or --budget" in run("engine", "sglang", "--budget", 63, "--depth", 3).error
+
+
 @pytest.mark.parametrize(
     ("engine", "flags"),
     [

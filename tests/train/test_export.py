@@ -7,16 +7,19 @@ import pytest
 import torch
 import transformers
 
+from baselines import eagle3_raw, tiny_eagle3
 from oneglance.audit import reference
 from oneglance.core import HeadError, InputError
 from oneglance.drafters.block import BlockDrafter
 from oneglance.drafters.checkpoint import HeadCheckpoint, load_checkpoint, save_checkpoint
+from oneglance.drafters.eagle3_head import load_eagle3
 from oneglance.targets.base import Target
 from oneglance.targets.chat import encode
 from oneglance.testing import tiny_head, tiny_head_config, tiny_target
 from oneglance.train.export import FORMATS, export, read_exported
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+FULL = ("full_attention", "full_attention")
 LLAMA3 = {**LLAMA3, "original_max_position_embeddings": 128}
 
 
@@ -73,6 +76,26 @@ def test_speculators_counts_layer_boundaries(head: HeadCheckpoint, tmp_path: Pat
     assert transformers.AutoConfig.for_model(**raw["transformer_layer_config"]).head_dim == head.config.head_dim
 
 
+def test_a_head_of_speculators_opens_here(head: HeadCheckpoint, target: Target, tmp_path: Path) -> None:
+    """As speculators writes it, without our own block: its target says how deep it is."""
+    export(head.name, tmp_path / "out", "speculators", dtype="float32")
+    path = tmp_path / "out" / "config.json"
+    raw = json.loads(path.read_text())
+    assert load_checkpoint(str(path.parent)).config == head.config.model_copy(update={"layer_types": FULL})
+    path.write_text(json.dumps({key: value for key, value in raw.items() if key != "oneglance"}))
+    stranger = load_checkpoint(str(path.parent))
+    assert stranger.config.target_layer_ids == head.config.target_layer_ids
+    assert BlockDrafter.bind(stranger, target).target_layer_ids == head.config.target_layer_ids
+    for change, message in (
+        ({"speculators_model_type": "eagle3"}, "only dflash heads are block heads"),
+        ({"draft_vocab_size": 7}, "drafts over 7 of"),
+        ({"aux_hidden_state_layer_ids": [0, 2]}, "boundaries from 1 on"),
+    ):
+        path.write_text(json.dumps({**raw, **change}))
+        with pytest.raises(HeadError, match=message):
+            load_checkpoint(str(path.parent))
+
+
 def test_transformers_own_class_drafts_the_same(head: HeadCheckpoint, target: Target, tmp_path: Path) -> None:
     export(head.name, tmp_path / "out", "transformers", dtype="float32")
     assistant, info = transformers.AutoModel.from_pretrained(tmp_path / "out", output_loading_info=True)
@@ -112,6 +135,24 @@ def test_transformers_generates_with_it(head: HeadCheckpoint, target: Target, tm
     )
     assert ids[0, len(inputs.token_ids) :].tolist() == reference(target, inputs, max_new_tokens=20).token_ids
     assert calls
+
+
+def test_an_eagle3_head_serves_both_engines(target: Target, tmp_path: Path) -> None:
+    """vLLM's layer ids stand beside ours, which SGLang shares; the head still opens here, its vocabulary map too."""
+    save_checkpoint(tiny_eagle3(target), tmp_path / "head", eagle3_raw(target))
+    before = load_eagle3(str(tmp_path / "head"))
+    for engine, words in (("vllm", '"method": "eagle3"'), ("sglang", "--speculative-algorithm EAGLE3")):
+        done = export(str(tmp_path / "head"), tmp_path / engine, engine, dtype="float32", target="a/b")
+        assert words in done.hint
+        after = load_eagle3(str(tmp_path / engine))
+        assert after.config == before.config
+        assert after.tensors.keys() == before.tensors.keys()
+        assert all(torch.equal(after.tensors[key], before.tensors[key]) for key in before.tensors)
+        raw = json.loads((tmp_path / engine / "config.json").read_text())
+        assert raw["eagle_aux_hidden_state_layer_ids"] == [i + 1 for i in before.config.target_layer_ids]
+        assert raw["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == list(before.config.target_layer_ids)
+    with pytest.raises(HeadError, match="choose vllm or sglang"):
+        export(str(tmp_path / "head"), tmp_path / "other", "speculators")
 
 
 def test_what_cannot_be_exported(head: HeadCheckpoint, target: Target, tmp_path: Path) -> None:

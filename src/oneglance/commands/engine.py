@@ -23,6 +23,14 @@ Depth = Annotated[
         metavar="K", rich_help_panel=options.DECODING, help="Tokens drafted a round; default the whole block."
     ),
 ]
+Budget = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        rich_help_panel=options.DECODING,
+        help="Nodes of a candidate tree, root excluded (SGLang, through this package's plugin); default a chain.",
+    ),
+]
 TensorParallel = Annotated[
     int, typer.Option(metavar="N", rich_help_panel=options.MACHINE, help="Devices that share one copy of the target.")
 ]
@@ -36,6 +44,7 @@ def engine(
     target: options.Target = options.BUILTIN,
     head: options.Head = None,
     depth: Depth = None,
+    budget: Budget = None,
     tensor_parallel: TensorParallel = 1,
     data_parallel: DataParallel = 1,
     run: Start = False,
@@ -43,8 +52,8 @@ def engine(
 ) -> None:
     """Print or start the command that serves a target and its head on vLLM or SGLang.
 
-    Both draft a chain there, no tree. The head's folder is used as it is; 'oneglance export' writes a copy in another
-    precision.
+    Both draft a chain there; with --budget SGLang drafts a tree, which no GPU has run yet. The head's folder is used as
+    it is; 'oneglance export' writes a copy in another precision.
     """
     from oneglance.drafters import checkpoint
     from oneglance.engines import ENGINES, Launch, command, depth_of, installed
@@ -56,10 +65,12 @@ def engine(
         raise InputError(f"target {target!r} needs a draft head: give --head")
     if json and run:
         raise InputError("--json prints the command and --run starts it; give one of them")
+    if budget is not None and depth is not None:
+        raise InputError("a tree uses the whole block: give --depth or --budget")
     head = head or options.BUILTIN
     deepest = depth_of(head, depth)
     folder = str(checkpoint.BUILTIN.get(head, head))
-    launch = Launch(resolve(target), folder, deepest, tensor_parallel, data_parallel, tuple(extra or ()))
+    launch = Launch(resolve(target), folder, deepest, tensor_parallel, data_parallel, tuple(extra or ()), budget)
     words = command(engine, launch)
     if run and not installed(engine):
         raise InputError(

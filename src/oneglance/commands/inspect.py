@@ -236,12 +236,12 @@ def rescorer_facts(head: HeadCheckpoint) -> str:
 
 def compatibility(head: HeadCheckpoint, target: Target) -> Facts:
     """Whether a head can draft for a target, why not, and what will cost acceptance."""
-    from oneglance.drafters.checkpoint import check_fit
+    from oneglance.drafters.checkpoint import check_fit, fitted
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", OneglanceWarning)
         try:
-            check_fit(head, target)
+            check_fit(fitted(head, target), target)
         except HeadError as error:
             return {"fits": False, "reason": str(error), "notes": []}
     return {"fits": True, "reason": None, "notes": [str(warning.message) for warning in caught]}

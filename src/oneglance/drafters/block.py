@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from oneglance.core import DEFAULT_BUDGET, EMPTY_TREE, BlockMarginals, Drafter, DraftError, TokenTree
-from oneglance.drafters.checkpoint import HeadCheckpoint, check_fit, load_checkpoint, read_config
+from oneglance.drafters.checkpoint import HeadCheckpoint, check_fit, fitted, load_checkpoint, read_config
 from oneglance.drafters.head import BlockHead, KeysValues
 from oneglance.drafters.rescorer import Rescorer, RescorerCheckpoint, find_rescorer
 from oneglance.drafters.settings import Settings, check_budget, read_settings
@@ -145,7 +145,7 @@ class BlockDrafter:
         Raises:
             HeadError: it does not fit, or the rescorer does not.
         """
-        check_fit(checkpoint, target)
+        check_fit(fitted(checkpoint, target), target)
         last = next(target.layers[max(checkpoint.config.target_layer_ids)].parameters())
         head = checkpoint.build(dtype=target.dtype, device=last.device)
         conditioned = rescorer.build(head, target) if rescorer else None

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from oneglance.core import HeadError
 from oneglance.drafters.checkpoint import Checkpoint, check_tensors, read_config, read_tensors
 from oneglance.drafters.eagle_head import CausalAttention, EagleConfig, renamed
-from oneglance.drafters.head import MLP, KeysValues, Rope, block_of, checked, layer_keys
+from oneglance.drafters.head import MLP, KeysValues, Rope, checked, layer_keys
+from oneglance.drafters.layouts import block_of
 
 NUM_FEATURES = 3
 PREFIXES = (("model.", ""), ("layers.0.", "midlayer."))  # as other exporters spell the same keys

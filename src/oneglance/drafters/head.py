@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from torch import Tensor, nn
 
 from oneglance.core import HeadError
+from oneglance.drafters.layouts import block_of, of_speculators
 
 KeysValues = tuple[Tensor, Tensor]
 
@@ -92,16 +93,23 @@ class HeadConfig(LayerConfig):
     layer_types: tuple[Literal["full_attention", "sliding_attention"], ...] = ()
     sliding_window: int | None = None
     mask_token_id: int = Field(ge=0)
+    num_target_layers: int = Field(ge=0)  # 0 where speculators' layout does not say
 
     @classmethod
     def from_checkpoint(cls, config: dict[str, Any]) -> HeadConfig:
-        """Read a DFlash ``config.json``, in z-lab's layout or with the draft keys at top level.
+        """Read a DFlash ``config.json``: z-lab's layout, one with the draft keys at top level, or speculators'.
 
         Raises:
             HeadError: a key is missing, malformed, or asks for something this head does not compute.
         """
         block_of(config, "oneglance")
+        if "speculators_model_type" in config:
+            config = of_speculators(config)
         return checked(cls, layer_keys({**config, **block_of(config, "dflash_config")}))
+
+    def for_target(self, num_layers: int) -> Self:
+        """With the target's depth where the checkpoint does not say it."""
+        return self.model_copy(update={"num_target_layers": self.num_target_layers or num_layers})
 
     @model_validator(mode="before")
     @classmethod
@@ -163,14 +171,6 @@ def checked(kind: type[C], flat: dict[str, Any]) -> C:
         key = ".".join(str(part) for part in first["loc"])
         where = f"{key}: " if key else ""
         raise HeadError(f"config.json of the head: {where}{first['msg'].removeprefix('Value error, ')}") from error
-
-
-def block_of(config: dict[str, Any], key: str) -> dict[str, Any]:
-    """A nested object of the config; empty where it is missing or null."""
-    block = config.get(key) or {}
-    if not isinstance(block, dict):
-        raise HeadError(f"config.json of the head: {key} must be an object, got {type(block).__name__}")
-    return block
 
 
 def _refuse_unsupported(config: dict[str, Any], rope: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Literal
 
 from oneglance.core import InputError
 
@@ -19,8 +20,10 @@ class Launch:
 
     Attributes:
         target: hub id or folder.
-        head: folder or hub id of a block head in z-lab's layout.
-        depth: tokens drafted a round, 1 to L.
+        head: folder or hub id of a block head in z-lab's layout, or of an EAGLE-3 head.
+        depth: tokens drafted a round, 1 to L; passes of an EAGLE-3 head.
+        budget: nodes of a candidate tree, where the engine verifies one; None for a chain.
+        drafter: what the head is.
         tensor_parallel, data_parallel: devices that share one copy of the target, and copies.
         extra: the engine's own flags, passed on as they are.
     """
@@ -31,11 +34,15 @@ class Launch:
     tensor_parallel: int = 1
     data_parallel: int = 1
     extra: tuple[str, ...] = ()
+    budget: int | None = None
+    drafter: Literal["block", "eagle3"] = "block"
 
     def __post_init__(self) -> None:
         for name in ("depth", "tensor_parallel", "data_parallel"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name.replace('_', ' ')} must be at least 1, got {getattr(self, name)}")
+        if self.budget is not None and self.budget < self.depth:
+            raise InputError(f"a tree of this head needs --budget {self.depth} or more, its block's depth")
 
 
 ENGINES: dict[str, str] = {

@@ -39,6 +39,8 @@ class Hook:
             found = self.find()
         except (ImportError, AttributeError) as error:
             return f"{self.place} is gone ({error})"
+        except Exception as error:  # an engine's module may fail at import in any way, and a check must not
+            return f"{self.place} cannot be read ({type(error).__name__}: {error})"
         if self.parameters is None:
             return None
         try:

@@ -1,8 +1,9 @@
-"""SGLang: the command that serves a target with a block head as a chain, and the plugin that it needs for Qwen VLMs.
+"""SGLang: the command that serves a target with a block head, and the plugin that it needs for that.
 
-SGLang asks a target for the layers that a DFLASH head reads. In every version read so far (0.5.11 to 0.5.23) dense
-Qwen3-VL answers with an AttributeError and Qwen2.5-VL not at all, although both can do it for EAGLE-3 under the same
-layer ids. The plugin sends the question there, where SGLang's own answer fails, and checks what came of it.
+The plugin does two things. It sends a question of stock SGLang's to the right place: SGLang asks a target for the
+layers that a DFLASH head reads, and in every version read so far (0.5.11 to 0.5.23) dense Qwen3-VL answers with an
+AttributeError and Qwen2.5-VL not at all, although both can do it for EAGLE-3 under the same layer ids. And it registers
+the algorithm ``GLANCE``, a tree where stock DFLASH has a chain (``sglang_tree``).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from oneglance.engines import Launch
+from oneglance.engines import Launch, sglang_tree
 from oneglance.engines.hooks import Hook, problems
 
 logger = logging.getLogger("sglang.srt.plugins.oneglance")
@@ -25,16 +26,33 @@ MODELS = (
     "sglang.srt.models.qwen2_5_vl:Qwen2_5_VLForConditionalGeneration",
 )
 HOOKS = tuple(Hook(f"{model}.{EAGLE3_SETTER}", ("self", "layer_ids")) for model in MODELS)
+ALGORITHMS = {
+    ("block", False): "DFLASH",
+    ("block", True): sglang_tree.NAME,
+    ("eagle3", False): "EAGLE3",
+    ("eagle3", True): "EAGLE3",
+}
 MARK = "mended_by_oneglance"
 
 Setter = Callable[[Any, Sequence[int]], None]
 
 
 def command(launch: Launch) -> list[str]:
-    """The command line of a server that drafts a chain (algorithm DFLASH); its draft tokens count the root."""
+    """The command line of a server that drafts a chain (DFLASH) or, with a budget, a tree (GLANCE); EAGLE3 does both.
+
+    Its draft tokens count the root.
+    """
     words = [sys.executable, "-m", "sglang.launch_server", "--model-path", launch.target]
-    words += ["--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", launch.head]
-    words += ["--speculative-num-draft-tokens", str(launch.depth + 1)]
+    is_tree = launch.budget is not None
+    rows = (launch.depth if launch.budget is None else launch.budget) + 1
+    words += ["--speculative-algorithm", ALGORITHMS[launch.drafter, is_tree]]
+    words += ["--speculative-draft-model-path", launch.head, "--speculative-num-draft-tokens", str(rows)]
+    if launch.drafter == "eagle3":
+        words += ["--speculative-num-steps", str(launch.depth), "--speculative-eagle-topk", "4" if is_tree else "1"]
+    elif is_tree:
+        words += ["--page-size", "1", "--disable-overlap-schedule"]
+        if "--attention-backend" not in launch.extra:
+            words += ["--attention-backend", sglang_tree.BACKENDS[0]]
     if launch.tensor_parallel > 1:
         words += ["--tp-size", str(launch.tensor_parallel)]
     if launch.data_parallel > 1:
@@ -46,8 +64,14 @@ def register() -> None:
     """The plugin (``sglang.srt.plugins``); SGLang calls it in each of its processes.
 
     Where a hook has moved, nothing is touched and all that moved is listed; SGLang itself only logs what a plugin
-    raises.
+    raises. The two parts stand apart: a server of the one starts where only the other is refused.
     """
+    mend_setters()
+    add_tree()
+
+
+def mend_setters() -> None:
+    """Let both models answer for a DFLASH head."""
     found = problems(HOOKS)
     if found:
         logger.error(
@@ -60,6 +84,16 @@ def register() -> None:
         own = getattr(model, SETTER, None)
         if not hasattr(own, MARK):  # SGLang may call plugins more than once
             setattr(model, SETTER, capturing(own))
+
+
+def add_tree() -> None:
+    """Register ``GLANCE``, or say all that stands against it."""
+    version = sglang_tree.version_problem()
+    found = [version] if version else problems(sglang_tree.HOOKS)
+    if found:
+        logger.error("oneglance does not add %s: %s; chains go on to work", sglang_tree.NAME, "; ".join(found))
+    else:
+        sglang_tree.install()
 
 
 def capturing(own: Setter | None) -> Setter:

@@ -158,19 +158,21 @@ def visible(trees: Trees, depth: int) -> Tensor:
     return seen
 
 
-def full_mask(seen: Tensor, lengths: Sequence[int]) -> Tensor:
+def flat_mask(seen: Tensor, lengths: Tensor, num_committed: int) -> Tensor:
     """The mask of a ragged batch as one row of bools: a request's (N+1, length + N+1) entries, one after another.
 
     Args:
         seen: (R, N+1, N+1) from ``visible``.
-        lengths: committed tokens of each request, known on the host.
+        lengths: (R,) committed tokens of each request.
+        num_committed: their sum, which the host knows; more is safe and leaves unread entries at the end.
     """
-    size = seen.shape[1]
-    parts = [
-        torch.cat([own.new_ones(size, length), own], dim=1).flatten()
-        for own, length in zip(seen.unbind(), lengths, strict=True)
-    ]
-    return torch.cat(parts)
+    num_requests, size, _ = seen.shape
+    mask = seen.new_ones(size * (num_committed + num_requests * size))
+    widths = lengths + size
+    starts = size * (widths.cumsum(0) - widths)
+    own = torch.arange(size, device=seen.device)
+    rows = starts[:, None] + own * widths[:, None] + lengths[:, None]  # (R, N+1): where each row's own columns begin
+    return mask.scatter(0, (rows[:, :, None] + own).flatten(), seen.flatten())
 
 
 def positions(trees: Trees, lengths: Tensor) -> Tensor:
@@ -251,33 +253,19 @@ def compacted(verdicts: Verdicts, rows: Tensor) -> Tensor:
     return torch.where(verdicts.is_kept[:, :, None], taken, torch.zeros_like(taken))
 
 
-def appended(verdicts: Verdicts, slots: Tensor, lengths: Tensor, unused: int) -> tuple[Tensor, Tensor]:
-    """Positions and slots of the head's context rows that a round adds, one for each row of ``compacted``.
+def rows_kept(verdicts: Verdicts, size: int) -> Tensor:
+    """(R, L+1) of each accepted row's index among all packed rows of the batch (R × size); -1 past the path."""
+    first = size * torch.arange(verdicts.path.shape[0], device=verdicts.path.device)
+    return torch.where(verdicts.is_kept, verdicts.path + first[:, None], -1)
+
+
+def drawn(probabilities: Tensor, noise: Tensor) -> Tensor:
+    """(R, N+1) draws from each packed row's distribution, whatever its total.
+
+    A node's row is drawn once, so that the walk follows the target's own sample (Thm. 1).
 
     Args:
-        verdicts: of the round.
-        slots: (R, N+1) slots of the packed rows; the head's cache has the target's slots.
-        lengths: (R,) committed tokens before the round.
-        unused: a slot that nothing reads, for rows past the path.
-
-    Returns:
-        (R, L+1) plain token indices, and (R, L+1) slots.
+        probabilities: (R, N+1, V), not all 0 in a row.
+        noise: (R, N+1, V) of standard exponentials; the first to arrive wins.
     """
-    depth = verdicts.path.shape[1]
-    index = torch.arange(depth, device=slots.device)
-    into = slots.gather(1, index.clamp(max=slots.shape[1] - 1).expand(slots.shape[0], -1))
-    return lengths[:, None] + index, torch.where(verdicts.is_kept, into, unused)
-
-
-def drawn(rows: Tensor, noise: Tensor, depths: Tensor) -> Tensor:
-    """(R, N+1) draws of the target after each packed row: the argmax of its logits and Gumbel noise.
-
-    Rows of one depth share their noise, since it belongs to the position: the text is that of plain seeded sampling.
-
-    Args:
-        rows: (R, N+1, V) processed logits.
-        noise: (R, L+1, V) Gumbel noise of the positions 0..L after the root.
-        depths: (R, N+1) of the packed rows.
-    """
-    own = noise.gather(1, depths[:, :, None].expand(-1, -1, noise.shape[-1]))
-    return (rows.to(noise.dtype) + own).argmax(dim=-1)
+    return (probabilities / noise).argmax(dim=-1)

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from oneglance.core import InputError
 from oneglance.engines import Launch, installed
 from oneglance.engines.hooks import Hook, problems
 
@@ -51,6 +52,7 @@ NORM = Hook(f"{MODELS}:DFlashQwen3Model._normalize_context_k", ("self", "all_k")
 PLATFORM = Hook("vllm.platforms:current_platform")
 POSITIONS_CONSEQUENCE = "text stays exact; after images drafts are worse"
 NORM_CONSEQUENCE = "text stays exact; drafts are worse"
+METHODS = {"block": "dflash", "eagle3": "eagle3"}
 CHOICE = "VLLM_PLUGINS chooses which plugins vLLM loads"
 
 MARK = "mended_by_oneglance"
@@ -61,8 +63,14 @@ Norm = Callable[[Any, Any], Any]
 
 
 def command(launch: Launch) -> list[str]:
-    """The command line of an OpenAI server that drafts a chain (method dflash)."""
-    settings = {"method": "dflash", "model": launch.head, "num_speculative_tokens": launch.depth}
+    """The command line of an OpenAI server that drafts a chain.
+
+    Raises:
+        InputError: a tree is asked for.
+    """
+    if launch.budget is not None:
+        raise InputError("vLLM verifies chains only: leave --budget out, or serve the tree with SGLang")
+    settings = {"method": METHODS[launch.drafter], "model": launch.head, "num_speculative_tokens": launch.depth}
     words = [*_entry(launch.target), "--speculative-config", json.dumps(settings)]
     if launch.tensor_parallel > 1:
         words += ["--tensor-parallel-size", str(launch.tensor_parallel)]

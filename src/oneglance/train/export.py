@@ -1,8 +1,8 @@
 """A head in the layouts of other programs, and back.
 
 ``dflash``, ``vllm`` and ``sglang`` are one layout (z-lab's); the last two add what the engine checks and the flags that
-start it. ``speculators`` nests the transformer config and counts layer boundaries. ``transformers`` renames two tensors
-for the class of its built-in block drafting.
+start it, and take EAGLE-3 heads too, which are written for both engines at once. ``speculators`` nests the transformer
+config and counts layer boundaries. ``transformers`` renames two tensors for the class of its built-in block drafting.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from oneglance.core import HeadError, InputError
-from oneglance.drafters.checkpoint import HeadCheckpoint, load_checkpoint
+from oneglance.drafters.checkpoint import Checkpoint, HeadCheckpoint, load_checkpoint, read_config
+from oneglance.drafters.eagle3 import CHAIN_PASSES
+from oneglance.drafters.eagle3_head import Eagle3Config, Eagle3Head, load_eagle3
 from oneglance.drafters.head import HeadConfig
 from oneglance.engines import Launch, command
 from oneglance.files import parse_json
@@ -63,13 +65,18 @@ def export(name: str, out: Path, format: str, *, dtype: str = "bfloat16", target
         raise InputError(f"unknown dtype {dtype!r}; choose one of {', '.join(DTYPES)}")
     if out.exists() and any(out.iterdir()):
         raise InputError(f"{out} is not empty; choose another --out")
-    head = load_checkpoint(name)
-    drafts_for = target or str(head.card.get("target") or "TARGET")
-    config, tensors, hint = FORMATS[format](head, out, drafts_for)
+    if "eagle_config" in read_config(name)[1]:
+        config, tensors, hint = _eagle3(load_eagle3(name), out, format, target)
+    else:
+        head = load_checkpoint(name)
+        config, tensors, hint = FORMATS[format](head, out, target or str(head.card.get("target") or "TARGET"))
     scratch = out.with_name(out.name + ".partial")
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
-    converted = {key: value.to(DTYPES[dtype]).contiguous() for key, value in tensors.items()}
+    converted = {
+        key: (value.to(DTYPES[dtype]) if value.is_floating_point() else value).contiguous()
+        for key, value in tensors.items()
+    }
     save_file(converted, scratch / "model.safetensors", metadata={"format": "pt"})
     (scratch / "config.json").write_text(json.dumps({**config, "dtype": dtype}, indent=2) + "\n", encoding="utf-8")
     if out.exists():
@@ -86,16 +93,11 @@ def read_exported(folder: Path) -> tuple[HeadConfig, dict[str, Tensor]]:
     """
     raw = parse_json((folder / "config.json").read_text(encoding="utf-8"))
     tensors = load_file(folder / "model.safetensors")
-    if raw.get("speculators_model_type") == "dflash":
-        layers = [i - 1 for i in raw["aux_hidden_state_layer_ids"]]
-        flat = {**raw["transformer_layer_config"], "block_size": raw["block_size"], "target_layer_ids": layers}
-        flat |= {"mask_token_id": raw["mask_token_id"], "num_target_layers": raw["oneglance"]["num_target_layers"]}
-        return HeadConfig.from_checkpoint(flat), tensors
     if raw.get("model_type") == "muse_glimmer_assistant":
         back = {new: old for old, new in RENAMED.items()}
         rest = raw["oneglance"]
         return HeadConfig.from_checkpoint({**raw, **rest}), {back.get(k, k): v for k, v in tensors.items()}
-    if "dflash_config" in raw:
+    if "dflash_config" in raw or "speculators_model_type" in raw:
         return HeadConfig.from_checkpoint(raw), tensors
     raise HeadError(f"{folder} is not an exported head")
 
@@ -150,6 +152,18 @@ def _sglang(head: HeadCheckpoint, out: Path, target: str) -> Converted:
     if head.config.mask_token_id >= head.config.vocab_size:
         raise HeadError("SGLang wants a mask id below the target's vocabulary; this head's lies past it")
     return plain_config(head), head.tensors, _start("sglang", head, out, target)
+
+
+def _eagle3(head: Checkpoint[Eagle3Config, Eagle3Head], out: Path, format: str, target: str | None) -> Converted:
+    """SGLang reads layer outputs inside ``eagle_config``, vLLM layer inputs beside it: one more."""
+    if format not in ("vllm", "sglang"):
+        raise HeadError(f"an EAGLE-3 head has no {format} layout; choose vllm or sglang")
+    if not head.config.target_layer_ids:
+        raise HeadError("this EAGLE-3 head names no layers; write eagle_config.eagle_aux_hidden_state_layer_ids")
+    launch = Launch(target or str(head.card.get("target") or "TARGET"), str(out), CHAIN_PASSES, drafter="eagle3")
+    inputs = [i + 1 for i in head.config.target_layer_ids]
+    config = {**head.raw, "architectures": ["LlamaForCausalLMEagle3"], "eagle_aux_hidden_state_layer_ids": inputs}
+    return config, head.tensors, shlex.join(command(format, launch))
 
 
 def _start(engine: str, head: HeadCheckpoint, out: Path, target: str) -> str:
