@@ -21,7 +21,7 @@ from torch import Tensor
 
 from oneglance.core import HeadError, InputError
 from oneglance.drafters.checkpoint import Checkpoint, HeadCheckpoint, load_checkpoint, read_config
-from oneglance.drafters.eagle3 import CHAIN_PASSES
+from oneglance.drafters.eagle3 import Eagle3Drafter
 from oneglance.drafters.eagle3_head import Eagle3Config, Eagle3Head, load_eagle3
 from oneglance.drafters.head import HeadConfig
 from oneglance.engines import Launch, command
@@ -160,7 +160,7 @@ def _eagle3(head: Checkpoint[Eagle3Config, Eagle3Head], out: Path, format: str, 
         raise HeadError(f"an EAGLE-3 head has no {format} layout; choose vllm or sglang")
     if not head.config.target_layer_ids:
         raise HeadError("this EAGLE-3 head names no layers; write eagle_config.eagle_aux_hidden_state_layer_ids")
-    launch = Launch(target or str(head.card.get("target") or "TARGET"), str(out), CHAIN_PASSES, drafter="eagle3")
+    launch = Launch(target or str(head.card.get("target") or "TARGET"), str(out), Eagle3Drafter.chain_passes, drafter="eagle3")
     inputs = [i + 1 for i in head.config.target_layer_ids]
     config = {**head.raw, "architectures": ["LlamaForCausalLMEagle3"], "eagle_aux_hidden_state_layer_ids": inputs}
     return config, head.tensors, shlex.join(command(format, launch))
