@@ -160,7 +160,8 @@ def _eagle3(head: Checkpoint[Eagle3Config, Eagle3Head], out: Path, format: str, 
         raise HeadError(f"an EAGLE-3 head has no {format} layout; choose vllm or sglang")
     if not head.config.target_layer_ids:
         raise HeadError("this EAGLE-3 head names no layers; write eagle_config.eagle_aux_hidden_state_layer_ids")
-    launch = Launch(target or str(head.card.get("target") or "TARGET"), str(out), Eagle3Drafter.chain_passes, drafter="eagle3")
+    own = target or str(head.card.get("target") or "TARGET")
+    launch = Launch(own, str(out), Eagle3Drafter.chain_passes, drafter="eagle3")
     inputs = [i + 1 for i in head.config.target_layer_ids]
     config = {**head.raw, "architectures": ["LlamaForCausalLMEagle3"], "eagle_aux_hidden_state_layer_ids": inputs}
     return config, head.tensors, shlex.join(command(format, launch))
