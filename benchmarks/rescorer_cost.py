@@ -176,7 +176,7 @@ def main(words: Sequence[str] | None = None) -> None:
             flush=True,
         )
     if options.json:
-        settings = {name: value for name, value in vars(options).items() if name != "json"}
+        settings = {name: value for name, value in vars(options).items() if name not in ("json", "threads")}
         found = {"rows": rows, "manifest": manifest(**settings)}
         options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

@@ -100,7 +100,7 @@ def best_end(
     """Which of a few widths is worth the most; costs may be any. Looks no further than a width that could still win.
 
     Args:
-        scores: log scores, best first; where they run out, all of them are a width as well.
+        scores: log scores, best first; fewer than a width run at its cost, as padding would.
         mass: log score of a node → probability that it is accepted, non-decreasing.
         value: (n, 1 + Φ(n)) → what a round with n nodes is worth (``cost.Objective``), increasing in Φ.
         ends: the widths, increasing.
@@ -112,7 +112,7 @@ def best_end(
             last = mass(score)
             tokens += last
             size += 1
-        worth = value(size, tokens)
+        worth = value(end, tokens)
         if size and worth > highest:
             count, highest = size, worth
         if size < end or all(value(n, tokens + (n - size) * last) <= highest for n in ends[place + 1 :]):

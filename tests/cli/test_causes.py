@@ -156,7 +156,7 @@ def test_a_log_becomes_a_page(run: Run, tmp_path: Path) -> None:
     assert "Width by entropy" not in text  # there are no marginals
     fit = run("law", log, "--json").json["fits"]["t"]
     assert f"<td>{fit['law']['b1']['value']:.3f}</td>" in text
-    assert "<td>holds</td>" in text
+    assert '<td class="word">holds</td>' in text
     assert ">nan<" not in text
     assert "report.html" in run("report", "--rounds", log, "--out", tmp_path / "a.csv").error
 
@@ -179,7 +179,7 @@ def test_logs_become_a_part_of_a_markdown_page(run: Run, tiny: tuple[object, ...
         assert f"{name}\n" in text
     assert f"| pooled | {found['num_roots']} | {found['num_prompts']} | {found['lift']['value']:.3f} |" in text
     assert "An arm is named by the kept layers that stay" in text
-    assert f"| {kept['1']['tau']['value']:.3f} | {kept['1']['share']['value']:.3f} |" in text
+    assert f"| {kept['1']['tau']['value']:.2f} | {kept['1']['share']['value']:.3f} |" in text
     assert "| planted | — | block/best_first/31 | t | 400 |" in text
     assert run(*words, "--resamples", 19, "--out", page).code == 0
     assert page.read_text() == text, "writing twice changes nothing"

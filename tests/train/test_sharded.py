@@ -91,6 +91,7 @@ def sharded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     world = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": port}
+    world["OMP_NUM_THREADS"] = 1  # as the launcher sets it
     settings = load_config_from_file(str(CONFIGS / "fsdp.yaml")).fsdp_config
     given = {key.upper(): str(value).lower() for key, value in settings.items() if "wrap" not in key}
     given["FSDP_AUTO_WRAP_POLICY"] = settings["fsdp_auto_wrap_policy"]

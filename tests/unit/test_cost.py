@@ -137,13 +137,12 @@ def test_the_best_of_a_few_widths_is_found_at_any_costs(
     """Against all of them, and the single step; what is not looked at could not have won."""
     scores, ends = sorted(scores, reverse=True), sorted(ends)
 
-    def worth(n: int) -> float:
-        return objective(1 + sum(map(math.exp, scores[:n])), ms[n])
+    def worth(end: int) -> float:
+        return objective(1 + sum(map(math.exp, scores[:end])), ms[end])
 
     count = best_end(scores, mass=math.exp, value=lambda n, tokens: objective(tokens, ms[n]), ends=ends)
-    reached = {0, *(end for end in ends if end <= len(scores)), min(len(scores), ends[-1])}
-    assert count in reached
-    assert worth(count) == pytest.approx(max(map(worth, reached)), rel=1e-9, abs=1e-9)
+    chosen = [end for end in (0, *ends) if min(end, len(scores)) == count]
+    assert max(map(worth, chosen)) == pytest.approx(max(map(worth, (0, *ends))), rel=1e-9, abs=1e-9)
 
 
 def test_widths_that_cannot_win_are_not_grown() -> None:

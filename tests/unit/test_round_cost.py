@@ -16,7 +16,7 @@ TABLE_1 = {
 
 
 def arm(passes: float, round_ms: float, plain_ms: float = PLAIN_MS) -> Cost:
-    return Cost("x", 4, plain_ms, 1, None, 1, 1, 0.1, round_ms, 100, round_ms / plain_ms, passes)
+    return Cost("x", 4, plain_ms, 1, None, 1, 1, 0.1, round_ms, 100, round_ms / plain_ms, passes, 1.0)
 
 
 def test_the_papers_line_is_found_again() -> None:

@@ -219,6 +219,7 @@ def test_one_of_two_servers_is_killed_while_it_collects(
                 time.sleep(0.05)
         assert running.result() == 0
     ids = [json.loads(line)["id"] for line in traces.read_text(encoding="utf-8").splitlines()]
-    assert len(ids) == len(set(ids)) == 24
     report = json.loads(capsys.readouterr().out)
-    assert (report["done"], report["skipped"]) == (24, {})
+    assert len(ids) == len(set(ids)) == 24 - sum(report["skipped"].values())  # an empty answer is counted, and no trace
+    assert report["done"] == 24
+    assert set(report["skipped"]) <= {"empty"}
