@@ -3,13 +3,20 @@
 This one remembers what followed each token in the answers so far, over all pages that it has seen.
 
 python examples/own_drafter.py "Transcribe the document." src/oneglance/assets/demo_page.png
+
+As a package with an entry point it is `--drafter bigrams` of every command: docs/architecture.md, "To add a drafter".
 """
 
 import sys
 from collections import Counter, defaultdict
+from collections.abc import Callable
+
+from pydantic import Field
 
 import oneglance
-from oneglance.core import Round, TokenTree
+from oneglance.core import Drafter, InputError, Round, TokenTree
+from oneglance.drafters.settings import Settings, read_settings
+from oneglance.targets.base import Target
 from oneglance.targets.state import TargetState
 from oneglance.tree import from_path
 
@@ -48,7 +55,23 @@ class BigramDrafter:
         return from_path(chain)
 
     def num_passes(self, tree: TokenTree) -> int:
-        return 0
+        return 0  # passes of a draft model; this one has none
+
+
+class BigramSettings(Settings):
+    length: int = Field(default=8, gt=0)
+
+
+def prepare(head: str | None, **settings: str) -> Callable[..., Drafter]:
+    """What the entry point names; settings are what follows the name in ``bigrams:length=4``, as text."""
+    if head is not None:
+        raise InputError("drafter 'bigrams' has no weights; drop --head")
+    chosen = read_settings(BigramSettings, "bigrams", settings)
+
+    def bind(target: Target, *, budget: int, **options: object) -> Drafter:
+        return BigramDrafter(min(chosen.length, budget))
+
+    return bind
 
 
 def main(prompt: str, *paths: str) -> int:
