@@ -1,6 +1,7 @@
 """Write a drafter of your own: whatever it proposes, the text stays the target's.
 
-This one remembers what followed each token in the answers so far, over all pages that it has seen.
+This one remembers what followed each token in the answer so far. It keeps nothing for the next answer: a benchmark
+decodes a prompt more than once, and would measure a drafter that has seen the answer.
 
 python examples/own_drafter.py "Transcribe the document." src/oneglance/assets/demo_page.png
 
@@ -26,8 +27,8 @@ Followers = defaultdict[int, Counter[int]]
 class Seen:
     """What the drafter keeps for one generation; the loop shows it each round."""
 
-    def __init__(self, followers: Followers) -> None:
-        self.followers = followers
+    def __init__(self) -> None:
+        self.followers: Followers = defaultdict(Counter)
 
     def observe(self, done: Round) -> None:
         for token, following in zip((done.root, *done.token_ids), done.token_ids, strict=False):
@@ -39,18 +40,18 @@ class BigramDrafter:
 
     name = "bigrams"
     target_layer_ids = ()  # it reads no hidden states of the target
+    num_parameters = 0  # for bench's table
 
     def __init__(self, length: int = 8) -> None:
         self.length = length
-        self.followers: Followers = defaultdict(Counter)
 
     def start(self, state: TargetState) -> Seen:
-        return Seen(self.followers)
+        return Seen()
 
     def draft(self, root: int, state: TargetState, draft_state: Seen, *, max_depth: int) -> TokenTree:
-        chain, token = [], root
-        while len(chain) < min(self.length, max_depth) and self.followers[token]:
-            token = self.followers[token].most_common(1)[0][0]
+        chain, token, followers = [], root, draft_state.followers
+        while len(chain) < min(self.length, max_depth) and followers[token]:
+            token = followers[token].most_common(1)[0][0]
             chain.append(token)
         return from_path(chain)
 
