@@ -1,15 +1,23 @@
 """Write a drafter of your own: whatever it proposes, the text stays the target's.
 
-This one remembers what followed each token in the answers so far, over all pages that it has seen.
+This one remembers what followed each token in the answer so far. It keeps nothing for the next answer: a benchmark
+decodes a prompt more than once, and would measure a drafter that has seen the answer.
 
 python examples/own_drafter.py "Transcribe the document." src/oneglance/assets/demo_page.png
+
+As a package with an entry point it is `--drafter bigrams` of every command: docs/architecture.md, "To add a drafter".
 """
 
 import sys
 from collections import Counter, defaultdict
+from collections.abc import Callable
+
+from pydantic import Field
 
 import oneglance
-from oneglance.core import Round, TokenTree
+from oneglance.core import Drafter, InputError, Round, TokenTree
+from oneglance.drafters.settings import Settings, read_settings
+from oneglance.targets.base import Target
 from oneglance.targets.state import TargetState
 from oneglance.tree import from_path
 
@@ -19,8 +27,8 @@ Followers = defaultdict[int, Counter[int]]
 class Seen:
     """What the drafter keeps for one generation; the loop shows it each round."""
 
-    def __init__(self, followers: Followers) -> None:
-        self.followers = followers
+    def __init__(self) -> None:
+        self.followers: Followers = defaultdict(Counter)
 
     def observe(self, done: Round) -> None:
         for token, following in zip((done.root, *done.token_ids), done.token_ids, strict=False):
@@ -32,23 +40,39 @@ class BigramDrafter:
 
     name = "bigrams"
     target_layer_ids = ()  # it reads no hidden states of the target
+    num_parameters = 0  # for bench's table
 
     def __init__(self, length: int = 8) -> None:
         self.length = length
-        self.followers: Followers = defaultdict(Counter)
 
     def start(self, state: TargetState) -> Seen:
-        return Seen(self.followers)
+        return Seen()
 
     def draft(self, root: int, state: TargetState, draft_state: Seen, *, max_depth: int) -> TokenTree:
-        chain, token = [], root
-        while len(chain) < min(self.length, max_depth) and self.followers[token]:
-            token = self.followers[token].most_common(1)[0][0]
+        chain, token, followers = [], root, draft_state.followers
+        while len(chain) < min(self.length, max_depth) and followers[token]:
+            token = followers[token].most_common(1)[0][0]
             chain.append(token)
         return from_path(chain)
 
     def num_passes(self, tree: TokenTree) -> int:
-        return 0
+        return 0  # passes of a draft model; this one has none
+
+
+class BigramSettings(Settings):
+    length: int = Field(default=8, gt=0)
+
+
+def prepare(head: str | None, **settings: str) -> Callable[..., Drafter]:
+    """What the entry point names; settings are what follows the name in ``bigrams:length=4``, as text."""
+    if head is not None:
+        raise InputError("drafter 'bigrams' has no weights; drop --head")
+    chosen = read_settings(BigramSettings, "bigrams", settings)
+
+    def bind(target: Target, *, budget: int, **options: object) -> Drafter:
+        return BigramDrafter(min(chosen.length, budget))
+
+    return bind
 
 
 def main(prompt: str, *paths: str) -> int:

@@ -126,7 +126,11 @@ def _run(argv: Sequence[str]) -> int:
         else:
             context = getattr(error, "ctx", None)
             command = context.command_path if context else "oneglance"
-            say("error", f"{error.format_message().strip().rstrip('.')}; {command} --help lists what there is")
+            text = error.format_message().strip().rstrip(".")
+            asks = context is not None and any(param.name == "image" for param in context.command.params)
+            is_extra = "unexpected extra argument" in text
+            advice = "an image follows --image, a prompt stands in quotes; " if asks and is_extra else ""
+            say("error", f"{text}; {advice}{command} --help lists what there is")
         return USAGE
     except typer.Abort:
         return INTERRUPTED
@@ -200,7 +204,18 @@ def _command(name: str) -> Any:
         context_settings={"help_option_names": ["-h", "--help"]},
         cls=Guarded,
     )(run)
-    return typer.main.get_command(app)
+    command = typer.main.get_command(app)
+    _show_brackets(command)
+    return command
+
+
+def _show_brackets(command: Any) -> None:
+    """Let helps say ``[train]``, an extra: rich would take it for a style, and leave it out."""
+    from rich.markup import escape
+
+    command.help = escape(command.help or "")
+    for param in command.params:
+        param.help = escape(getattr(param, "help", None) or "")
 
 
 class Guarded(TyperCommand):

@@ -48,7 +48,7 @@ MAGIC = re.compile(
     rb"\x89PNG|\xff\xd8\xff|RIFF|GIF8|BM|II[*+]|MM\0[*+]|P[1-7]\s|\xff\x4f\xff\x51|.{4}(?:ftyp|jP )", re.DOTALL
 )
 LOOKALIKES = {
-    (b"%pdf",): "is a PDF; render the page to PNG first",
+    (b"%pdf",): "is a PDF; `oneglance run` reads its pages, or render one to PNG first",
     (b"<svg", b"<?xml"): "is SVG or XML; render it to PNG first",
     (b"<!doctype", b"<html"): "is a web page, not an image; pass the address of the image itself",
     (b"version https://git-lfs",): "is a git-LFS pointer; run `git lfs pull`",

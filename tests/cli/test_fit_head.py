@@ -66,6 +66,7 @@ def test_from_pictures_to_a_head(run: Run, vision_target: Path, pictures: Path, 
         (["--images", "nowhere"], "there is no folder nowhere"),
         (["--images", "."], "a head needs two at least"),
         (["--images", "PICTURES", "--prompts", "missing"], "cannot read prompts missing"),
+        (["--images", "PICTURES", "--prompts", "asked.jsonl"], "write plain questions, one a line"),
         (["--images", "PICTURES", "optimiser.speed=1"], "optimiser.speed"),
     ],
 )
@@ -74,5 +75,7 @@ def test_bad_input_is_one_line(
 ) -> None:
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
+    if "asked.jsonl" in words:
+        Path("asked.jsonl").write_text('{"prompt": "What is this?"}\n')
     filled = [str(pictures) if word == "PICTURES" else word for word in words]
     assert message in run("fit-head", *filled, "--out", tmp_path / "out").error

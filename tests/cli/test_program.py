@@ -67,6 +67,14 @@ def test_commands_that_decode_open_targets_by_the_same_options() -> None:
         assert [w for w, option in wanted.items() if option not in taken] == [], name
 
 
+def test_help_names_extras(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands in square brackets is no style of rich."""
+    monkeypatch.setenv("COLUMNS", "200")
+    assert "of this schema ([grammar])." in run("generate", "--help").out
+    assert "on the hub ([data])." in run("bench", "--help").out
+    assert "[SECTION.KEY=VALUE]" in run("fit-head", "--help").out
+
+
 def test_version(run: Run) -> None:
     assert run("--version").out == f"oneglance {__version__}\n"
 

@@ -3,11 +3,17 @@
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+import oneglance
+from helpers import picture
 from oneglance.cli import COMMANDS, main
+from oneglance.drafters.checkpoint import save_checkpoint
 from oneglance.drafters.head import HeadConfig, num_parameters
+from oneglance.testing import tiny_head, tiny_head_config
 from oneglance.train.recipe import load_recipe
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +37,22 @@ def test_the_long_way_runs_as_it_stands(
             assert main(words) == 0, (line, capsys.readouterr().err)
     assert (tmp_path / "exported" / "model.safetensors").is_file()
     assert "τ unknown" in (tmp_path / "runs" / "small" / "head" / "README.md").read_text()
+
+
+def test_a_target_with_random_weights_is_proved_exact(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Both Python blocks: the second makes the target, the first compares."""
+    compare, make = (code for language, code in BLOCKS if language == "python")
+    monkeypatch.chdir(tmp_path)
+    made: dict[str, Any] = {}
+    exec(make, made)
+    save_checkpoint(tiny_head(made["tiny"]), tmp_path / "head", tiny_head_config(made["tiny"]))
+    content = [{"type": "image"}, {"type": "text", "text": "What is it?"}]
+    messages = [{"role": "user", "content": content}]
+    names: dict[str, Any] = {"oneglance": oneglance, "torch": torch, "page": picture(1), "messages": messages}
+    as_named = '"Qwen/Qwen3-VL-8B-Instruct", "runs/mine/run/head"'
+    assert as_named in compare
+    exec(compare.replace(as_named, '"tiny", "head"').replace("256", "24"), names)
+    assert names["ours"].shape[1] > names["inputs"]["input_ids"].shape[1]
 
 
 def test_every_recipe_has_a_line() -> None:

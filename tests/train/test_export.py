@@ -120,7 +120,8 @@ def test_transformers_own_class_drafts_the_same(head: HeadCheckpoint, target: Ta
 
 
 def test_transformers_generates_with_it(head: HeadCheckpoint, target: Target, tmp_path: Path) -> None:
-    export(head.name, tmp_path / "out", "transformers", dtype="float32")
+    done = export(head.name, tmp_path / "out", "transformers", dtype="float32")
+    assert f"AutoModel.from_pretrained({str(tmp_path / 'out')!r})" in done.hint
     assistant = transformers.AutoModel.from_pretrained(tmp_path / "out")
     inputs = encode(target, "Say something about trees")
     calls: list[int] = []

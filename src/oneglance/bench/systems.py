@@ -2,7 +2,7 @@
 
 A system is written ``NAME``, ``NAME:setting=value`` or ``NAME@WEIGHTS`` (both: settings first); what was written is its
 name in every table, so that three sizes of a draft model are three systems. ``NAME:budget=31`` has a budget of its own,
-``NAME:branch_k=8`` looks at fewer ranks.
+``NAME:branch_k=8`` looks at fewer ranks. A drafter that another package brings is a system by its own name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from oneglance.core import AnyBudget, Drafter, InputError
-from oneglance.drafters import prepare
+from oneglance.drafters import DRAFTERS, installed, prepare
 from oneglance.drafters.paced import at_budget
 from oneglance.drafters.settings import check_budget, split
 from oneglance.targets.base import Target
@@ -22,6 +22,7 @@ from oneglance.tree import policy
 
 # where weights come from if none are named
 NONE, HEAD = "none", "head"  # has none; the block head of the benchmark (--head)
+OWN = "own"  # what follows @, if anything: a drafter of another package knows what it needs
 
 
 class System(NamedTuple):
@@ -29,7 +30,7 @@ class System(NamedTuple):
 
     Attributes:
         drafter, policy: names in their registries.
-        weights: ``NONE``, ``HEAD``, or the kind of known head.
+        weights: ``NONE``, ``HEAD``, ``OWN``, or the kind of known head.
         make: the command that makes weights.
         budget: its own, whatever the benchmark's; None takes that.
         extra_input: what it is given besides the prompt; its binding then takes that text's tokens as ``extra``.
@@ -110,13 +111,14 @@ def prepare_systems(
 def _prepare(written: str, head: str | None, *, budget: int, target: str) -> Callable[[Target], Drafter]:
     spec, _, weights = written.partition("@")
     name, settings = split(spec)
-    if name not in SYSTEMS:
-        raise InputError(f"unknown system {name!r}; choose from {', '.join(SYSTEMS)}")
-    system = SYSTEMS[name]
+    known = {**{other: System(other, weights=OWN) for other in installed() if other not in DRAFTERS}, **SYSTEMS}
+    if name not in known:
+        raise InputError(f"unknown system {name!r}; choose from {', '.join(known)}")
+    system = known[name]
     if weights and system.weights == NONE:
         raise InputError(f"system {name!r} has no weights; drop @{weights}")
     found = weights or (head if system.weights == HEAD else _known(target, system.weights))
-    if found is None and system.weights != NONE:
+    if found is None and system.weights not in (NONE, OWN):
         hint = "--head FOLDER" if system.weights == HEAD else f"{spec}@FOLDER ({system.make})"
         raise InputError(f"system {name!r} has no weights for target {target!r}; name them: {hint}")
     own = _number(written, "budget", settings.pop("budget", None))

@@ -254,7 +254,7 @@ def _show(console: Console, report: AuditReport) -> None:
     for name, tally in rows.items():
         table.add_row(name, f"{tally.identical}/{tally.total}")
     if report.hf.total:
-        table.add_row("generate() = plain loop", f"{report.hf.identical}/{report.hf.total}")
+        table.add_row("transformers' generate", f"{report.hf.identical}/{report.hf.total}")
     console.print(table)
     console.print(
         f"{report.num_tokens} tokens compared; largest packed-versus-plain logit difference "

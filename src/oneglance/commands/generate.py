@@ -87,6 +87,8 @@ def generate(
     pictures = read_images(image)
     if not prompt and not pictures and audio is None:
         raise InputError("the prompt is empty; give a text, --image, or both")
+    if not pictures:
+        opening.refuse_path(prompt)
     opening.note_foreign(target, pictures)
     decoder = open_decoder(
         target,

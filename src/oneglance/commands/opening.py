@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mimetypes
 import os
 import warnings
 from collections.abc import Sequence
@@ -65,7 +66,8 @@ def note_foreign(target: str, images: Sequence[Image.Image] | None = None) -> No
 
     if target == options.BUILTIN and (images is None or any(image.size not in (SQUARE, SHEET) for image in images)):
         message = (
-            f"{target} reads only drawn pages like those of the built-in suite; for others give --target and --head"
+            f"{target} reads only drawn pages like those of the built-in suite; for others give --target and --head "
+            "(oneglance heads lists some)"
         )
         warnings.warn(message, OneglanceWarning, stacklevel=2)
 
@@ -176,6 +178,17 @@ def read_images(sources: Sequence[str] | None) -> list[Image.Image]:
     return [load_image(source) for source in sources or ()]
 
 
+def refuse_path(prompt: str) -> None:
+    """Refuse a prompt that is the path of a page: the target would be asked its letters.
+
+    Raises:
+        InputError: there is such a file.
+    """
+    kind = mimetypes.guess_type(prompt)[0] or ""
+    if kind.startswith(("image/", "application/pdf")) and os.path.isfile(prompt):
+        raise InputError(f"the prompt {prompt!r} is the path of a page; give it after --image, and a prompt besides")
+
+
 def head_name(target: str, head: str | None, drafter: str) -> str | None:
     """The head to load: the one given, or the built-in target's own block head.
 
@@ -186,7 +199,10 @@ def head_name(target: str, head: str | None, drafter: str) -> str | None:
 
     takes_own = wants_block_head(drafter)
     if takes_own and head is None and not target.startswith("builtin:"):
-        raise InputError(f"target {target!r} needs a draft head: give --head, or --drafter none for plain decoding")
+        raise InputError(
+            f"target {target!r} needs a draft head: give --head, or --drafter none for plain decoding; oneglance heads "
+            "lists heads, oneglance fit-head makes one"
+        )
     return head or (target if takes_own else None)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from importlib.metadata import entry_points
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from oneglance.core import Drafter, InputError
@@ -46,6 +47,10 @@ def prepare(name: str, head: str | None) -> Callable[..., Drafter]:
         raise InputError(f"unknown drafter {bare!r}; choose one of {', '.join(sorted(known))}")
     module, attribute = known[bare].split(":")
     factory: Any = getattr(import_module(module), attribute)
+    try:
+        signature(factory).bind(head, **settings)
+    except TypeError as error:
+        raise InputError(f"drafter {bare!r}: {error}; look at its settings in {known[bare]}") from error
     bind: Callable[..., Drafter] = factory(head, **settings)
     return bind
 

@@ -228,7 +228,8 @@ def _transformers(head: HeadCheckpoint, out: Path, target: str) -> Converted:
             "vocab_size": config.vocab_size,
         },
     }
-    hint = "target.generate(..., assistant_model=AutoModel.from_pretrained(FOLDER), speculation_type='dflash')"
+    loaded = f"AutoModel.from_pretrained({str(out)!r})"
+    hint = f"target.generate(..., assistant_model={loaded}, speculation_type='dflash')"
     return flat, {RENAMED.get(key, key): value for key, value in head.tensors.items()}, hint
 
 

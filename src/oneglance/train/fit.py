@@ -148,6 +148,8 @@ def read_questions(path: Path | None) -> tuple[str, ...]:
     questions = tuple(dict.fromkeys(line.strip() for line in lines if line.strip()))
     if not questions:
         raise InputError(f"{path} holds no prompts; write one a line")
+    if questions[0].startswith("{"):
+        raise InputError(f"{path} is JSON; write plain questions, one a line: each is asked of each picture")
     return questions
 
 

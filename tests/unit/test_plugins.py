@@ -1,0 +1,65 @@
+"""A drafter of another package: found by its entry point, in every place that takes a drafter by name."""
+
+from pathlib import Path
+
+import pytest
+
+from oneglance.bench.systems import prepare_systems
+from oneglance.core import InputError
+from oneglance.decoder import Decoder
+from oneglance.drafters import installed, prepare
+from oneglance.drafters.plain import NoDrafter
+from oneglance.testing import tiny_target
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """examples/own_drafter.py, installed with the entry point that docs/architecture.md shows."""
+    info = tmp_path / "own_drafter-0.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own-drafter\nVersion: 0.1\n")
+    guide = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    line = next(line.strip() for line in guide.splitlines() if "own_drafter:prepare" in line)
+    name, value = (part.strip(' "') for part in line.split("="))
+    assert '[project.entry-points."oneglance.drafters"]' in guide
+    (tmp_path / "strict.py").write_text("def prepare(head, *, size=1):\n    raise AssertionError('never called')\n")
+    (info / "entry_points.txt").write_text(f"[oneglance.drafters]\n{name} = {value}\nstrict = strict:prepare\n")
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_it_is_a_drafter_and_exact() -> None:
+    assert "bigrams" in installed()
+    target = tiny_target("qwen3")
+    drafted = Decoder(target, prepare("bigrams:length=4", None)(target, budget=3, policy=None, branch_k=None))
+    plain = Decoder(target, NoDrafter()).generate("Say it.", max_new_tokens=40)
+    first, again = (drafted.generate("Say it.", max_new_tokens=40) for _ in range(2))
+    assert first.token_ids == again.token_ids == plain.token_ids
+    assert again.tau is not None
+    assert again.tau == first.tau > 1  # it repeats itself, and the drafter has not kept the first answer
+    assert max(len(done.tree.token_ids) for done in again.rounds) == 3
+
+
+def test_it_is_a_system_of_bench() -> None:
+    target = tiny_target("qwen3")
+    bound = prepare_systems(["plain", "bigrams", "bigrams:length=4:budget=2"], None, budget=63)
+    assert [bind(target).length for bind in list(bound.values())[1:]] == [8, 2]  # type: ignore[attr-defined]
+    with pytest.raises(InputError, match=r"unknown system 'trigrams'; choose from .*bigrams"):
+        prepare_systems(["trigrams"], None, budget=3)
+    with pytest.raises(InputError, match="'bigrams' has no weights"):
+        prepare_systems(["bigrams@somewhere"], None, budget=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("bigrams:size=4", "drafter 'bigrams': size: .*; its settings: length"),
+        ("bigrams:length=none", "drafter 'bigrams': length: "),
+        ("strict:length=4", "drafter 'strict': got an unexpected keyword argument 'length'; .* strict:prepare"),
+    ],
+)
+def test_a_setting_that_it_does_not_have(name: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        prepare(name, None)
