@@ -115,7 +115,7 @@ def best_end(
         worth = value(end, tokens)
         if size and worth > highest:
             count, highest = size, worth
-        if size < end or all(value(n, tokens + (n - size) * last) <= highest for n in ends[place + 1 :]):
+        if all(value(n, tokens + (n - size) * last) <= highest for n in ends[place + 1 :]):
             break
     return count
 

@@ -73,7 +73,7 @@ def test_bench_has_a_system_that_chooses(run: Run, tiny: tuple[object, ...]) -> 
     rows = {row["system"]: row for row in result.json["rows"]}
     assert set(rows) == {"plain", "tree", "auto"}
     assert rows["auto"]["identical"] == rows["auto"]["n"]
-    assert "name tree" in run("cost", *tiny, "--systems", "auto").error
+    assert "instead of auto" in run("cost", *tiny, "--systems", "auto").error
     assert "name tree" in run("sweep", "budget", *tiny, "--systems", "plain,auto").error
 
 
