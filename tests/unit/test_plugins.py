@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from oneglance.bench.systems import prepare_systems
-from oneglance.core import Generation, InputError, SamplingParams
-from oneglance.decoder import Decoder, Stream
+from oneglance.core import InputError
+from oneglance.decoder import Decoder
 from oneglance.drafters import installed, prepare
 from oneglance.drafters.plain import NoDrafter
 from oneglance.testing import tiny_target
@@ -30,19 +30,14 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def _exhausted(stream: Stream) -> Generation:
-    for _ in stream:
-        pass
-    return stream.generation
-
-
 def test_it_is_a_drafter_and_exact() -> None:
     assert "bigrams" in installed()
     target = tiny_target("qwen3")
     drafted = Decoder(target, prepare("bigrams:length=4", None)(target, budget=3, policy=None, branch_k=None))
-    params = SamplingParams(max_new_tokens=24, logit_bias={65: 100.0})  # it repeats itself
-    decoders = (Decoder(target, NoDrafter()), drafted, drafted)
-    plain, first, again = (_exhausted(decoder.stream_params("Say it.", params)) for decoder in decoders)
+    plain, first, again = (
+        decoder.generate("Say it.", max_new_tokens=24, logit_bias={65: 100.0})  # it repeats itself
+        for decoder in (Decoder(target, NoDrafter()), drafted, drafted)
+    )
     assert first.token_ids == again.token_ids == plain.token_ids
     assert again.tau is not None
     assert again.tau == first.tau > 1  # the drafter has not kept the first answer
