@@ -49,7 +49,8 @@ class BigramDrafter:
         return Seen()
 
     def draft(self, root: int, state: TargetState, draft_state: Seen, *, max_depth: int) -> TokenTree:
-        chain, token, followers = [], root, draft_state.followers
+        followers, token = draft_state.followers, root
+        chain: list[int] = []
         while len(chain) < min(self.length, max_depth) and followers[token]:
             token = followers[token].most_common(1)[0][0]
             chain.append(token)
