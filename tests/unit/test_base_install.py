@@ -31,7 +31,6 @@ LINES = {  # a command line → the extra that it lacks
     ("bench", "--tasks", "docvqa", "--data", "hf", "--limit", "1"): "data",
     ("law", "{tmp}/rounds.jsonl", "--figures", "{tmp}/figures"): "report",
     ("engine", "vllm", "--run"): "vllm",
-    ("engine", "sglang", "--run"): "sglang",
 }
 
 
