@@ -10,7 +10,7 @@ TRIALS ?= 50
 SECONDS ?= 300
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow docs check lint format-check types format fuzz soak serve-soak serve-fuzz page report-page compatibility test-vllm test-sglang audit-full audit-shaped audit-matrix kill-resume clean
+.PHONY: help demo test test-slow docs check lint format-check types format fuzz soak serve-soak serve-fuzz page report-page compatibility test-lowest test-vllm test-sglang package test-package changelog audit-full audit-shaped audit-matrix kill-resume clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,6 +64,31 @@ page: $(STAMP) ## the page in a real Chromium, with screenshots in runs/page
 report-page: $(STAMP) ## the report of a small run in a real Chromium, with an axe check and screenshots in runs/page
 	$(BIN)/python -m pip install --quiet --editable ".[dev,page]"
 	PAGE_SHOTS=runs/page $(BIN)/pytest tests/unit/report/test_browser.py -m slow
+
+package: $(STAMP) ## the sdist and the wheel, in dist/
+	$(BIN)/python -m pip install --quiet --editable ".[dev,release]"
+	rm -rf dist
+	$(BIN)/python -m build
+
+test-package: package ## the wheel: its files, the demo offline in an environment of its own, each extra resolved
+	$(BIN)/python scripts/check_package.py
+
+changelog: $(STAMP) ## print changes/ as the next section of CHANGELOG.md
+	$(BIN)/python -m pip install --quiet --editable ".[dev,release]"
+	$(BIN)/towncrier build --draft
+
+LOWEST := .venv-lowest/bin
+
+test-lowest: .venv-lowest/.installed ## the quick tests with the oldest version of every dependency that pyproject.toml allows
+	$(LOWEST)/pytest -n auto --dist loadfile -m "not slow" tests/unit tests/conformance tests/cli
+
+# made anew, for an installed version that still fits would stay
+.venv-lowest/.installed: pyproject.toml
+	rm -rf .venv-lowest
+	$(PYTHON) -m venv .venv-lowest
+	$(LOWEST)/python -m pip install --quiet "uv>=0.9,<1"
+	$(LOWEST)/uv pip install --quiet --python $(LOWEST)/python --resolution lowest-direct --editable ".[dev,data,report]"
+	@touch $@
 
 # Engines pin their own torch and transformers, so each has an environment of its own.
 
@@ -129,7 +154,7 @@ kill-resume: $(STAMP) ## kill a training run at random moments and resume it, TR
 	$(BIN)/python tests/train/kill_resume.py --trials $(TRIALS)
 
 clean: ## remove the environment, builds and caches
-	rm -rf .venv .venv-vllm .venv-sglang build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-lowest .venv-vllm .venv-sglang build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The environment is made once and made anew only when the dependencies change.

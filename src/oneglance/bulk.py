@@ -19,7 +19,7 @@ from typing import Any
 from PIL import Image
 
 from oneglance.acceptance import Acceptance
-from oneglance.core import Generation, InputError, SamplingParams
+from oneglance.core import Generation, ImageError, InputError, SamplingParams
 from oneglance.decoder import Decoder
 from oneglance.files import parse_json, read_object, write_atomically
 from oneglance.images import load_image
@@ -132,7 +132,7 @@ def _pages_of(path: Path, prompt: str | None, dpi: int) -> Iterator[Page | Failu
         return
     try:
         count = num_pages(path)
-    except InputError as error:
+    except ImageError as error:
         yield Failure(str(path), str(error))
         return
     for index in range(count):

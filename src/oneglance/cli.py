@@ -29,7 +29,7 @@ UNUSABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.ENOTDIR,
     errno.ELOOP,
 }
 FULL = {errno.ENOSPC, errno.EDQUOT}
-# of typer's own copy of click, or of click itself where typer has none
+# of the copy of click that typer holds and does not name
 CLICK_ERROR: Any = next(own for own in typer.BadParameter.__mro__ if own.__name__ == "ClickException")
 QUIET = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",

@@ -105,7 +105,7 @@ def best_end(
         value: (n, 1 + Φ(n)) → what a round with n nodes is worth (``cost.Objective``), increasing in Φ.
         ends: the widths, increasing.
     """
-    tokens, size, count, highest = 1.0, 0, 0, value(0, 1.0)
+    tokens, last, size, count, highest = 1.0, 0.0, 0, 0, value(0, 1.0)
     own = iter(scores)
     for place, end in enumerate(ends):
         for score in islice(own, end - size):

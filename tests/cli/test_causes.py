@@ -144,7 +144,6 @@ def test_transfer_is_one_table(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_log_becomes_a_page(run: Run, tmp_path: Path) -> None:
-    pytest.importorskip("jinja2", reason="the [report] extra is not installed")
     log, page = planted(tmp_path / "one.jsonl", 1, 0.8, 0), tmp_path / "page.html"
     rows = [replace(row, saliency=0.1 + 0.01 * (row.round % 7)) for row in read_rounds(log).rows]
     write_rounds(log, [replace(row, prompt=f"{row.prompt}<b>") for row in rows])

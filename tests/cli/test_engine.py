@@ -97,4 +97,5 @@ def test_bad_input_names_the_fix(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_
     assert "at least 1" in run("engine", "vllm", "--tensor-parallel", 0).error
     assert "no head at" in run("engine", "vllm", "--head", tmp_path / "none").error
     assert "pip install 'oneglance[vllm]'" in run("engine", "vllm", "--run").error
+    assert "docs/engines.md" in run("engine", "sglang", "--run").error
     assert "give one of them" in run("engine", "vllm", "--run", "--json").error

@@ -21,8 +21,7 @@ from oneglance.tasks.base import Example
 from oneglance.tasks.catalogue import OfficialTask, load_task
 from oneglance.tasks.grading import Grade
 from oneglance.tasks.layouts import Item
-from oneglance.train.fit import find_pictures
-from oneglance.train.prompts import Prompt, read_prompts
+from oneglance.train.prompts import Prompt, find_pictures, read_prompts
 from oneglance.train.traces import open_source, shrink
 
 

@@ -56,7 +56,7 @@ def engine(
     it is; 'oneglance export' writes a copy in another precision.
     """
     from oneglance.drafters import checkpoint
-    from oneglance.engines import ENGINES, Launch, command, depth_of, installed
+    from oneglance.engines import ENGINES, INSTALL, Launch, command, depth_of, installed
     from oneglance.targets import resolve
 
     if engine not in ENGINES:
@@ -73,9 +73,7 @@ def engine(
     launch = Launch(resolve(target), folder, deepest, tensor_parallel, data_parallel, tuple(extra or ()), budget)
     words = command(engine, launch)
     if run and not installed(engine):
-        raise InputError(
-            f"{engine} is not installed here: pip install 'oneglance[{engine}]', or run the printed command"
-        )
+        raise InputError(f"{engine} is not installed here: {INSTALL[engine]}, or run the printed command")
     if json:
         terminal.write_json({"engine": engine, "command": words, "depth": deepest, "installed": installed(engine)})
     elif run:

@@ -62,10 +62,11 @@ def fit_head(
     from oneglance.targets import open_target
     from oneglance.train import fit
     from oneglance.train.collect import LocalAnswerer
+    from oneglance.train.prompts import read_questions
     from oneglance.train.trainer import HeadTrainer
 
     changes = [f"target_dtype={dtype}", *([f"init={init}"] if init else []), *(overrides or [])]
-    questions = fit.read_questions(prompts)
+    questions = read_questions(prompts)
     plan = fit.make_plan(
         images,
         out,

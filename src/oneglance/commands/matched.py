@@ -59,6 +59,7 @@ def train_matched(
     from oneglance.train.recipe import load_recipe
     from oneglance.train.traces import read_traces
 
+    state = process_state(device)
     plan = load_recipe(recipe, overrides or [])
     opening.check_tree(budget, None)
     lengths, asked = numbers("--depths", depths), numbers("--sizes", sizes) if sizes else None
@@ -71,7 +72,6 @@ def train_matched(
     corpora |= {str(second): read_traces(second).rows} if second else {}
     chosen = {name: probe_sizes(asked, len(rows)) for name, rows in corpora.items()}
     opening.set_threads(threads)
-    state = process_state(device)
     folder = out or Path("runs") / f"{plan.name}-matched"
     target = open_target(plan.target, dtype=plan.target_dtype, device=device or str(state.device))
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, quiet=json)

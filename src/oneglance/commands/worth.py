@@ -43,7 +43,7 @@ def worth_it(
     from oneglance.bench.manifest import manifest
     from oneglance.bench.metrics import summarise
     from oneglance.bench.runner import Bench
-    from oneglance.train.fit import read_questions
+    from oneglance.train.prompts import read_questions
 
     setup = measuring.Setup(target, head, budget, max_new_tokens, dtype, device, attention, threads, runner=runner)
     setup.check()

@@ -49,6 +49,10 @@ ENGINES: dict[str, str] = {
     "vllm": "oneglance.engines.vllm:command",
     "sglang": "oneglance.engines.sglang:command",
 }
+INSTALL: dict[str, str] = {
+    "vllm": "pip install 'oneglance[vllm]'",
+    "sglang": "docs/engines.md says how",  # its pins and our ranges exclude each other
+}
 
 
 def command(engine: str, launch: Launch) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +89,8 @@ def open_target(
         raise TargetError("give either device or device_map, not both")
     if "meta" in (device, device_map):
         raise TargetError("device 'meta' holds no numbers to decode with; use cpu or cuda")
+    if device_map and find_spec("accelerate") is None:
+        raise TargetError("device_map needs accelerate; pip install 'oneglance[train]', or give a device")
     folder = resolve(name)
     if torch_device_missing(device):
         raise TargetError(f"device {device!r} is not available here; use cpu")

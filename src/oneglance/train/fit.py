@@ -9,19 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from oneglance.core import ImageError, InputError
-from oneglance.images import image_sha256, load_image
+from oneglance.core import InputError
 from oneglance.targets.base import Target
 from oneglance.train.collect import Collection, LocalAnswerer
 from oneglance.train.memory import Memory, training_memory
-from oneglance.train.prompts import Prompt
+from oneglance.train.prompts import QUESTIONS, Prompt, find_pictures
 from oneglance.train.recipe import HeadRecipe, load_recipe
 from oneglance.train.traces import read_traces
 from oneglance.train.trainer import HeadTrainer
 
 RECIPE = Path(__file__).parent.parent / "assets" / "fit-head.yaml"
-SUFFIXES = frozenset(".png .jpg .jpeg .webp .gif .bmp .tif .tiff .avif".split())
-QUESTIONS = ("Describe the image.", "Transcribe the text in the image.", "What does the image show? Answer briefly.")
 NUM_MEASURED = 4
 MEASURED_STEPS = 2
 
@@ -133,26 +130,6 @@ def measure(plan: Plan, answerer: LocalAnswerer) -> Cost:
     )
 
 
-def read_questions(path: Path | None) -> tuple[str, ...]:
-    """One question a line, or the default ones.
-
-    Raises:
-        InputError: the file cannot be read or is empty.
-    """
-    if path is None:
-        return QUESTIONS
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read prompts {path}: {error}") from error
-    questions = tuple(dict.fromkeys(line.strip() for line in lines if line.strip()))
-    if not questions:
-        raise InputError(f"{path} holds no prompts; write one a line")
-    if questions[0].startswith("{"):
-        raise InputError(f"{path} is JSON; write plain questions, one a line: each is asked of each picture")
-    return questions
-
-
 def check_target(target: Target) -> None:
     """Refuse a target that takes no images.
 
@@ -161,19 +138,6 @@ def check_target(target: Target) -> None:
     """
     if not target.takes_images:
         raise InputError(f"{target.name} is a text-only target; collect text prompts and train instead")
-
-
-def find_pictures(folder: Path) -> list[tuple[str, Path]]:
-    """(content hash, path) of each different readable picture, in order of the hash: a random but stable order."""
-    if not folder.is_dir():
-        raise InputError(f"there is no folder {folder}; --images takes a folder of pictures")
-    found: dict[str, Path] = {}
-    for path in sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES):
-        try:
-            found.setdefault(image_sha256(load_image(str(path))), path.resolve())
-        except ImageError:
-            continue
-    return sorted(found.items())
 
 
 def _prompts(pictures: Sequence[tuple[str, Path]], questions: Sequence[str]) -> list[Prompt]:

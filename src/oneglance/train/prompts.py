@@ -1,4 +1,5 @@
-"""What is asked of the target: a JSONL file of prompts, or pages of the built-in suite."""
+"""What is asked of the target: a JSONL file of prompts, pages of the built-in suite, or questions about a folder of
+pictures."""
 
 from __future__ import annotations
 
@@ -8,11 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oneglance.core import InputError
+from oneglance.core import ImageError, InputError
 from oneglance.files import parse_json
+from oneglance.images import image_sha256, load_image
 from oneglance.tasks.synthetic import Split, draw
 
 KEYS = frozenset({"id", "task", "prompt", "image", "images", "system", "audio", "ocr"})
+SUFFIXES = frozenset(".png .jpg .jpeg .webp .gif .bmp .tif .tiff .avif".split())
+QUESTIONS = ("Describe the image.", "Transcribe the text in the image.", "What does the image show? Answer briefly.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,39 @@ def task_prompts(tasks: Sequence[str], *, split: Split, limit: int, start: int =
         for task in tasks:
             page = draw(task, seed, split=split)
             yield Prompt(page.id, task, page.prompt, (f"synthetic:{task}:{split}:{seed}",))
+
+
+def read_questions(path: Path | None) -> tuple[str, ...]:
+    """One question a line, or the default ones.
+
+    Raises:
+        InputError: the file cannot be read or is empty.
+    """
+    if path is None:
+        return QUESTIONS
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read prompts {path}: {error}") from error
+    questions = tuple(dict.fromkeys(line.strip() for line in lines if line.strip()))
+    if not questions:
+        raise InputError(f"{path} holds no prompts; write one a line")
+    if questions[0].startswith("{"):
+        raise InputError(f"{path} is JSON; write plain questions, one a line: each is asked of each picture")
+    return questions
+
+
+def find_pictures(folder: Path) -> list[tuple[str, Path]]:
+    """(content hash, path) of each different readable picture, in order of the hash: a random but stable order."""
+    if not folder.is_dir():
+        raise InputError(f"there is no folder {folder}; --images takes a folder of pictures")
+    found: dict[str, Path] = {}
+    for path in sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES):
+        try:
+            found.setdefault(image_sha256(load_image(str(path))), path.resolve())
+        except ImageError:
+            continue
+    return sorted(found.items())
 
 
 def check_unique(prompts: Iterable[Prompt]) -> list[Prompt]:

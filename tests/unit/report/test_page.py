@@ -11,12 +11,10 @@ import pytest
 from oneglance.bench.metrics import summarise
 from oneglance.bench.record import Record
 from oneglance.report import paper
-from oneglance.report.strips import Node, Piece, Strip, Token
-from oneglance.report.tables import comma_separated, latex, markdown
-
-pytest.importorskip("jinja2", reason="the [report] extra is not installed")
 from oneglance.report.page import render
+from oneglance.report.strips import Node, Piece, Strip, Token
 from oneglance.report.svg import ticks
+from oneglance.report.tables import comma_separated, latex, markdown
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
