@@ -142,6 +142,7 @@ def test_interruption_is_quiet_whatever_is_being_imported(module: str) -> None:
     """Ctrl-C in the first moments, when most of the time goes into imports."""
     code = f"""
 import importlib.abc, os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and what they start
 class Interrupt(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
         if name == {module!r}:

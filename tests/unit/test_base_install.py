@@ -17,8 +17,13 @@ PAGE = str(SRC / "assets" / "demo_page.png")
 NEEDS = {
     "serve": ("oneglance.serve.",),
     "train": ("oneglance.train.processes", "oneglance.train.trainer", "oneglance.train.fit"),
+    "sglang": ("oneglance.engines.sglang_worker",),  # no extra: it runs in SGLang's own environment
 }
-PACKAGES = {"serve": {"fastapi", "starlette", "uvicorn", "prometheus_client"}, "train": {"accelerate"}}
+PACKAGES = {
+    "serve": {"fastapi", "starlette", "uvicorn", "prometheus_client"},
+    "train": {"accelerate"},
+    "sglang": {"sglang"},
+}
 FOR_DEVELOPERS = {"dev", "docs", "page", "release"}
 LINES = {  # a command line → the extra that it lacks
     ("serve",): "serve",

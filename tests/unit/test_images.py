@@ -292,7 +292,7 @@ BAD_BYTES: dict[str, tuple[bytes, str]] = {
     "text": (b"Dear Sir or Madam", "save it as PNG or JPEG"),
     "zeros": (bytes(1000), "save it as PNG or JPEG"),
     "web page": (b"<!DOCTYPE html><html>", "web page"),
-    "PDF": (b"%PDF-1.7\n", "render the page to PNG"),
+    "PDF": (b"%PDF-1.7\n", "render one to PNG"),
     "SVG": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "render it to PNG"),
     "git-LFS pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
     "PostScript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", "save it as PNG or JPEG"),
