@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ import httpx
 import pytest
 
 from oneglance.cli import main
+from oneglance.serve.server import serve
+from oneglance.serve.settings import ServeSettings
 
 from .conftest import until
 
@@ -122,3 +125,16 @@ def test_one_of_two_servers_is_killed_while_it_collects(tmp_path: Path, capsys: 
     assert (report["done"], report["total"], report["skipped"]) == (24, 24, {})
     assert main([*words, "--out", str(tmp_path / "alone"), "--dtype", "float32"]) == 0
     assert rows(tmp_path / "served") == rows(tmp_path / "alone")
+
+
+def test_who_reads_the_address_may_connect() -> None:
+    def connects(address: str) -> None:
+        seen.append(address)
+        url = httpx.URL(address)
+        socket.create_connection((url.host, url.port or 0), timeout=5).close()
+        raise RuntimeError("enough")
+
+    seen: list[str] = []
+    with pytest.raises(RuntimeError, match="enough"):
+        serve(ServeSettings(port=0), lambda: pytest.fail("nothing is loaded"), connects)
+    assert len(seen) == 1

@@ -72,8 +72,8 @@ def serve(settings: ServeSettings, load: Callable[[], Decoder], on_listening: Ca
 
     service.worker.on_failure = give_up
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    on_listening(f"http://{host}:{listener.getsockname()[1]}")
     with _signals_end_here(), listener:
+        on_listening(f"http://{host}:{listener.getsockname()[1]}")
         asyncio.run(server.serve(sockets=[listener]))
     if service.worker.failure is not None:
         raise service.worker.failure
@@ -99,6 +99,7 @@ def _listen(settings: ServeSettings) -> socket.socket:
         listener = socket.socket(family, kind, proto)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
+        listener.listen()  # whoever reads the address may connect from then on
     except OSError as error:
         raise InputError(
             f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; choose another --port"
