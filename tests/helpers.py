@@ -4,9 +4,13 @@ Every oracle goes through the unmodified transformers model: its ``generate``, o
 sequence, without a cache, a packed row or a mask of ours.
 """
 
+import importlib.util
 import random
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -26,6 +30,18 @@ from oneglance.testing import ScriptedDrafter
 from oneglance.tree import best_first
 
 NUM_OFFSETS = 15
+
+
+def script(path: str) -> ModuleType:
+    """A program outside the package as a module, by its path from the root of the repository."""
+    file = Path(__file__).parent.parent / path
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[file.stem] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
 
 
 def picture(seed: int, width: int = 32, height: int = 32) -> Image.Image:

@@ -1,14 +1,14 @@
 """docs/compatibility.md is what scripts/compatibility.py makes of the recorded runs, and each row names a test."""
 
 import ast
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+
+import helpers
 
 pytest_plugins = ["pytester"]
 ROOT = Path(__file__).parents[2]
@@ -16,13 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def compatibility() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("compatibility", ROOT / "scripts" / "compatibility.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["compatibility"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return helpers.script("scripts/compatibility.py")
 
 
 def test_the_page_is_the_scripts(compatibility: ModuleType) -> None:

@@ -1,25 +1,19 @@
 """docs/scale.md says what scripts/sizing.py computes, and the arithmetic is that of its docstrings."""
 
-import importlib.util
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+import helpers
+
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def sizing() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("sizing", ROOT / "scripts" / "sizing.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["sizing"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return helpers.script("scripts/sizing.py")
 
 
 def test_the_page_is_the_scripts(sizing: ModuleType) -> None:

@@ -3,53 +3,42 @@
 Screenshots go to the folder in ``PAGE_SHOTS``, where it is set, to be looked at.
 """
 
-import os
 import re
-import shutil
 from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+import browsing
 from oneglance.decoder import Decoder
 
 from .conftest import Running, png, running
 
 playwright = pytest.importorskip("playwright.sync_api", reason="pip install 'oneglance[page]'")
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(BROWSER is None, reason="needs Chromium: apt install chromium")]
+pytestmark = browsing.NEEDS_CHROMIUM
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as started:
-        launched = started.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+    with browsing.chromium() as launched:
         yield launched
-        launched.close()
 
 
-@pytest.fixture(params=["light", "dark", "phone"])
+@pytest.fixture(params=browsing.LOOKS)
 def page(request: pytest.FixtureRequest, browser: Any, server: Running) -> Iterator[Any]:
-    """The page, open and connected; it may ask nobody else and say nothing on the console."""
-    size = {"width": 390, "height": 844} if request.param == "phone" else {"width": 1280, "height": 1000}
-    scheme = "dark" if request.param == "dark" else "light"
-    opened = browser.new_page(viewport=size, color_scheme=scheme, reduced_motion="reduce")
-    said: list[str] = []
-    opened.on("console", lambda message: said.append(message.text))
-    opened.on("pageerror", lambda error: said.append(str(error)))
-    opened.on("request", lambda asked: said.append(asked.url) if not local(asked.url, server) else None)
-    opened.goto(server.url)
-    playwright.expect(opened.locator("#model")).to_contain_text("builtin:reader")
-    yield opened
-    assert [line for line in said if "status of 400" not in line] == []  # the browser's own note of a refusal
-    folder = os.environ.get("PAGE_SHOTS")
-    if folder:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        opened.screenshot(path=f"{folder}/{request.node.name}.png", full_page=True)
-    assert opened.evaluate("() => document.documentElement.scrollWidth") <= size["width"]
-    opened.close()
+    """The page, open and connected; it may ask nobody else."""
+    with browsing.opened(
+        browser,
+        server.url,
+        request.param,
+        shot=request.node.name,
+        may_ask=lambda url: local(url, server),
+        may_say=lambda line: "status of 400" in line,  # the browser's own note of a refusal
+        reduced_motion="reduce",
+    ) as shown:
+        playwright.expect(shown.locator("#model")).to_contain_text("builtin:reader")
+        yield shown
 
 
 def local(url: str, server: Running) -> bool:

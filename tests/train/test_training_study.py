@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+import helpers
 from oneglance.train.recipe import load_recipe
 
 ROOT = Path(__file__).parents[2]
@@ -16,13 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("training_study", ROOT / "benchmarks" / "training_study.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return helpers.script("benchmarks/training_study.py")
 
 
 def studies(script: ModuleType) -> dict[str, object]:

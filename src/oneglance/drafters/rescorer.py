@@ -105,28 +105,14 @@ class PreviousTokenBias(nn.Module):
         self.gate = self._gate()
         nn.init.zeros_(self.after.weight)  # training starts from the marginals
 
-    def bias(self, states: Tensor, before: Tensor, after: Tensor | None, embedding: nn.Embedding) -> Tensor:
-        """Biases of tokens given the one before them.
-
-        Args:
-            states: (..., H) of the slots.
-            before: (..., P) ids at the offset before; P of them a slot.
-            after: (..., K) ids; None for the whole vocabulary.
-            embedding: the target's.
-
-        Returns:
-            (..., P, K) or (..., P, V).
-        """
-        left = self._left(self.before, self.gate, states, before, embedding)
-        return left @ self._right(after, embedding).transpose(-1, -2)
-
     def along(self, states: Tensor, before: Tensor, embedding: nn.Embedding) -> Tensor:
         later = self._known(states, before, embedding) @ self._right(None, embedding).T
         return F.pad(later.float(), (0, 0, 1, 0))
 
     def rescore(self, states: Tensor, token_ids: Tensor, log_q: Tensor, embedding: nn.Embedding) -> tuple[Tensor, ...]:
-        bias = self.bias(states[1:], token_ids[:-1], token_ids[1:], embedding)
-        return (normalised(log_q[1:], bias)[0],)
+        left = self._left(self.before, self.gate, states[1:], token_ids[:-1], embedding)
+        right = self._right(token_ids[1:], embedding)
+        return (normalised(log_q[1:], left @ right.transpose(-1, -2))[0],)
 
     def _known(self, states: Tensor, before: Tensor, embedding: nn.Embedding) -> Tensor:
         """(M, L-1, R) left factors of slots 2.. given the tokens before them."""

@@ -106,8 +106,7 @@ class VispecDrafter(Eagle2Drafter):
     ) -> tuple[Tensor, KeysValues]:
         assert draft_state.image is not None
         told = self.head.told(hidden, draft_state.image)
-        out: tuple[Tensor, KeysValues] = self.head(embedded, told, past, position_ids, mask)
-        return out
+        return super().step(draft_state, embedded, told, past, position_ids, mask)
 
 
 def sees_image_rows(target: Target) -> bool:

@@ -7,7 +7,7 @@ one causal pass. With any other objective, and in evaluation, each step feeds on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +17,10 @@ from oneglance.core import Drafter, InputError
 from oneglance.drafters.checkpoint import Checkpoint
 from oneglance.drafters.eagle2 import Eagle2Drafter, top_features, with_images
 from oneglance.drafters.eagle2_head import Eagle2Config, Eagle2Head, load_eagle2
+from oneglance.drafters.head import KeysValues
 from oneglance.targets.base import Target
 from oneglance.train.blocks import Blocks
-from oneglance.train.eagle import at_rows, layer_layout, layer_shape, pairs_of, rolled_out
+from oneglance.train.eagle import Step, at_rows, layer_layout, layer_shape, pairs_of, rolled_out
 from oneglance.train.initial import warm_start
 from oneglance.train.kinds import Kind
 from oneglance.train.objectives import Objective
@@ -28,6 +29,21 @@ from oneglance.train.step import Sample, StepResult, accuracy, slot_losses, teac
 from oneglance.train.traces import Trace
 
 INHERITED = ("rope_theta", "rope_llama3", "rms_norm_eps", "has_bias", "has_qkv_bias")
+
+
+class FirstPass(NamedTuple):
+    """What the steps after it go on from.
+
+    Attributes:
+        output, past: (b, T, H) and (b, KV, T, D) each.
+        step: the head.
+        visible: (b, T) False where nobody may look at a row; None: everybody at every one.
+    """
+
+    output: Tensor
+    past: KeysValues
+    step: Step
+    visible: Tensor | None = None
 
 
 class PackedEagle2(nn.Module):
@@ -59,11 +75,16 @@ class PackedEagle2(nn.Module):
         Returns:
             (b, A, L, H).
         """
+        first = self.first_pass(hidden, following, is_image)
+        if is_given:
+            return windows(first.output, anchors, drafted.shape[2])
+        return rolled_out(first.step, first.output, first.past, drafted, anchors, visible=first.visible)
+
+    def first_pass(self, hidden: Tensor, following: Tensor, is_image: Tensor) -> FirstPass:
+        """The causal pass over all rows; arguments as of ``forward``."""
         rows = torch.arange(hidden.shape[1], device=hidden.device)
         output, past = self.head(following, hidden, None, rows, rows <= rows[:, None])
-        if is_given:
-            return windows(output, anchors, drafted.shape[2])
-        return rolled_out(self.head, output, past, drafted, anchors)
+        return FirstPass(output, past, self.head)
 
 
 class Eagle2Kind(Kind):

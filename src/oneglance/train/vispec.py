@@ -14,36 +14,22 @@ from oneglance.drafters.head import KeysValues
 from oneglance.drafters.vispec import VispecDrafter, sees_image_rows
 from oneglance.drafters.vispec_head import NUM_QUERIES, VispecConfig, VispecHead, load_vispec
 from oneglance.targets.base import Target
-from oneglance.train.eagle import rolled_out
-from oneglance.train.eagle2 import Eagle2Kind, windows
+from oneglance.train.eagle2 import Eagle2Kind, FirstPass, PackedEagle2
 from oneglance.train.recipe import HeadRecipe
 
 
-class PackedVispec(nn.Module):
+class PackedVispec(PackedEagle2):
     """The head's decoding forward over whole sequences. Rows of images keep their places, and nobody looks at those
     that decoding leaves out."""
 
-    def __init__(self, head: VispecHead) -> None:
-        super().__init__()
-        self.head = head
+    head: VispecHead
 
-    def forward(
-        self,
-        hidden: Tensor,
-        following: Tensor,
-        is_image: Tensor,
-        drafted: Tensor,
-        anchors: Tensor,
-        is_given: bool,
-    ) -> Tensor:
-        """(b, A, L, H) predicted features; arguments as of ``PackedEagle2``."""
+    def first_pass(self, hidden: Tensor, following: Tensor, is_image: Tensor) -> FirstPass:
         inputs, visible, images = self._compressed(following, hidden, is_image)
         rows = torch.arange(hidden.shape[1], device=hidden.device)
         itself = torch.eye(len(rows), dtype=torch.bool, device=rows.device)  # a row that sees nothing has no softmax
         mask = (rows <= rows[:, None]) & visible[:, None] | itself
         output, past = self.head.run(inputs, None, rows, mask[:, None])
-        if is_given:
-            return windows(output, anchors, drafted.shape[2])
 
         def step(
             embedded: Tensor, hidden: Tensor, past: KeysValues, position_ids: Tensor, mask: Tensor
@@ -53,7 +39,7 @@ class PackedVispec(nn.Module):
             )
             return out
 
-        return rolled_out(step, output, past, drafted, anchors, visible=visible)
+        return FirstPass(output, past, step, visible)
 
     def _compressed(self, following: Tensor, hidden: Tensor, is_image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(b, T, H) inputs of the layer, (b, T) rows that it sees, (b, H) the last image's vector."""

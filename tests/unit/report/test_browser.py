@@ -3,20 +3,18 @@
 Screenshots go to the folder in ``PAGE_SHOTS``, where it is set, to be looked at.
 """
 
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import browsing
 from oneglance.cli import main
 
 playwright = pytest.importorskip("playwright.sync_api", reason="pip install 'oneglance[page]'")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install 'oneglance[page]'")
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(BROWSER is None, reason="needs Chromium: apt install chromium")]
+pytestmark = browsing.NEEDS_CHROMIUM
 SMALL = ("--threads", "1", "--max-new-tokens", "24")
 
 
@@ -43,31 +41,20 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as started:
-        launched = started.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+    with browsing.chromium() as launched:
         yield launched
-        launched.close()
 
 
-@pytest.fixture(params=["light", "dark", "phone"])
+@pytest.fixture(params=browsing.LOOKS)
 def page(request: pytest.FixtureRequest, browser: Any, report: Path) -> Iterator[Any]:
-    """The report, open; it may ask for nothing and say nothing on the console, and no more of it than fits is wide."""
-    size = {"width": 390, "height": 844} if request.param == "phone" else {"width": 1280, "height": 1000}
-    scheme = "dark" if request.param == "dark" else "light"
-    opened = browser.new_page(viewport=size, color_scheme=scheme)
-    said: list[str] = []
-    opened.on("console", lambda message: said.append(message.text))
-    opened.on("pageerror", lambda error: said.append(str(error)))
-    opened.on("request", lambda asked: said.append(asked.url) if not asked.url.startswith(("file:", "data:")) else None)
-    opened.goto(report.as_uri())
-    yield opened
-    assert said == []
-    assert opened.evaluate("() => document.documentElement.scrollWidth") <= size["width"]
-    folder = os.environ.get("PAGE_SHOTS")
-    if folder:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        opened.screenshot(path=f"{folder}/report-{request.node.name}.png", full_page=True)
-    opened.close()
+    """The report, open; it asks for no file but itself."""
+    shot, look = f"report-{request.node.name}", request.param
+    with browsing.opened(browser, report.as_uri(), look, shot=shot, may_ask=is_own) as shown:
+        yield shown
+
+
+def is_own(url: str) -> bool:
+    return url.startswith(("file:", "data:"))
 
 
 def column(page: Any, table: int, index: int) -> list[str]:
