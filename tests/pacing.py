@@ -87,7 +87,7 @@ def play(controller: Controller, answers: Iterable[int], rounds: Replay) -> Play
             if choice == "plain":
                 kept = 1
                 played.ms += cost.plain_ms
-                controller.learn(choice, outlook, (), None, 1)
+                controller.learn(choice, outlook, (), (), 1)
             else:
                 places, scores = rounds.places[at % len(rounds.places)], rounds.scores[at % len(rounds.places)]
                 at += 1
@@ -98,7 +98,7 @@ def play(controller: Controller, answers: Iterable[int], rounds: Replay) -> Play
                 played.ms += cost.drafted_ms(count) + cost.ingest_ms * outlook.waiting
                 played.nodes.append(count)
                 is_cut = kept == length - produced
-                controller.learn(choice, outlook, finite[:count], None if is_cut else accepted, kept)
+                controller.learn(choice, outlook, finite[:count], accepted, kept, is_whole=not is_cut)
                 taken = context
             produced += kept
         played.plain_ms += sum(controller.costs.at(PROMPT + i).plain_ms for i in range(length - 1))

@@ -26,8 +26,9 @@ from scipy.optimize import isotonic_regression, nnls
 from oneglance.core import InputError
 from oneglance.files import parse_json
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MAX_NODES = 127  # of a tree whose width is chosen: further nodes have paid on no curve that was measured
+BASE_NODES = 16  # of the tree that counts as part of the draft pass
 MAX_SIZE = 2**31  # of a context or a pass
 LEAST_MS, MOST_MS = 1e-6, 1e9  # what a pass can take: a nanosecond to eleven days
 FOLDER = "ONEGLANCE_CACHE"
@@ -76,7 +77,8 @@ class Costs(BaseModel):
 
     Attributes:
         provenance: what they depend on: machine, versions, dtype, threads, …
-        draft_ms: one draft pass with its candidates on the host, no tree.
+        draft_ms: one draft pass with its tree, of ``BASE_NODES`` and as many candidates an offset.
+        node_ms: what each further node and candidate adds to it: more to rank, to rescore and to build.
         ingest_ms: a row of context that the drafter has not seen yet.
         verify: packed passes; the single row and at least two more numbers of rows in every context.
         is_padded: passes have one of the measured numbers of rows and no other.
@@ -90,6 +92,7 @@ class Costs(BaseModel):
     schema_version: int = SCHEMA_VERSION
     provenance: dict[str, str | int | None] = Field(default_factory=dict)
     draft_ms: float = Field(ge=0, le=MOST_MS)
+    node_ms: float = Field(default=0.0, ge=0, le=MOST_MS)
     ingest_ms: float = Field(ge=0, le=MOST_MS)
     verify: tuple[Point, ...]
     is_padded: bool = False
@@ -137,7 +140,8 @@ class Costs(BaseModel):
         else:  # one shift for all widths keeps the line convex
             ms = tables[-1] + self._ms_per_row * (context - sizes[-1])
         measured, fitted = ms.tolist()
-        return RoundCost(self.draft_ms, self.ingest_ms, measured, fitted, self.ends)
+        drafts = [self.draft_ms + self.node_ms * max(0, n - BASE_NODES) for n in range(MAX_NODES + 1)]
+        return RoundCost(drafts, self.ingest_ms, measured, fitted, self.ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +149,14 @@ class RoundCost:
     """The costs of one round.
 
     Attributes:
-        draft_ms, ingest_ms: a draft pass, and a row that it must take in first.
+        draft_ms: (MAX_NODES + 1,) a draft pass and its tree, by number of nodes.
+        ingest_ms: a row that a draft must take in first.
         verify_ms: (MAX_NODES + 1,) a packed pass by number of nodes, as measured.
         fitted_ms: the same by the convex fit.
         ends: numbers of nodes at which ``verify_ms`` was measured, increasing.
     """
 
-    draft_ms: float
+    draft_ms: list[float]
     ingest_ms: float
     verify_ms: list[float]
     fitted_ms: list[float]
@@ -167,12 +172,13 @@ class RoundCost:
         low = min(int(num_nodes), MAX_NODES)
         high = min(low + 1, MAX_NODES)
         share = num_nodes - int(num_nodes)
-        return self.draft_ms + (1 - share) * self.verify_ms[low] + share * self.verify_ms[high]
+        drafts, passes = self.draft_ms, self.verify_ms
+        return (1 - share) * (drafts[low] + passes[low]) + share * (drafts[high] + passes[high])
 
     def value(self, objective: Objective, *, is_fitted: bool = False) -> Callable[[int, float], float]:
         """(n, tokens) → what a drafted round is worth; its draft is spent by then, and counts for every n alike."""
         verify_ms = self.fitted_ms if is_fitted else self.verify_ms
-        return lambda n, tokens: objective(tokens, self.draft_ms + verify_ms[n])
+        return lambda n, tokens: objective(tokens, self.draft_ms[n] + verify_ms[n])
 
 
 def as_measured(rows: np.ndarray, ms: np.ndarray, *, at: np.ndarray, is_padded: bool) -> np.ndarray:

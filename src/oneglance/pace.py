@@ -1,41 +1,32 @@
 """The width controller: whether a round drafts, and how wide its tree may get. Pure; learns from rounds as they pass.
 
-Two decisions a round, from measured costs (``cost.Costs``) and from what earlier rounds did:
-
-- before the draft, which is spent once it has run: is the answer likely to go on long enough, and are enough tokens
-  accepted, for a drafted round to be cheaper than a single step?
-- after it: of the widths that were measured, the one whose tokens are worth their time (``tree.best_end``). A head's
-  own scores promise more than is accepted; ``Calibration`` learns by how much.
+A draft is spent once it has run, so whether to draft is decided before it: is the answer likely to go on long enough,
+and are enough tokens accepted, for a drafted round to be cheaper than a single step? How wide its tree gets is a
+rule's matter (``widths``).
 
 Whatever is decided, the text is the target's: a smaller tree is a tree, and no tree is plain decoding.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from functools import cache, partial
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import isotonic_regression
 
 from oneglance.core import BlockMarginals, TokenTree
-from oneglance.cost import MAX_NODES, Costs, Exchange, Objective, RoundCost, throughput
-from oneglance.tree import best_end, cost_aware, num_that_pay
+from oneglance.cost import Costs, RoundCost
+from oneglance.tree import cost_aware
+from oneglance.widths import RULES, Fading
 
-STEP_NATS = 0.5  # between knots of the calibration
-NUM_KNOTS = 25  # down to a mass of e^-12
-PRIOR_HITS = 2.0  # accepted nodes a knot that agree with the head's scores, before any are seen
-REFIT = 8  # trees between fits of the calibration
 BUCKET = 64  # rows of context that share their costs
-MEMORY = 500.0  # rounds: older ones fade out of calibration and exchange rate
+MEMORY = 500.0  # rounds: older ones fade out of the exchange rate
 RECENT = 20.0  # drafted rounds: older ones fade out of the acceptance length
 NUM_LENGTHS = 64  # answers whose length is remembered
-RANKS = (32, 64, MAX_NODES)  # candidates an offset; a tree of N nodes needs no more than N
 COLD_TAU, COLD_NODES, COLD_LENGTH = 4.0, 15.0, 64  # until rounds and answers tell; they make a cold controller draft
 WARM_ROUNDS = 8  # before an exchange rate exists
 PROBE_SHARE = 0.01  # of the time, for drafts that are not expected to pay
@@ -44,88 +35,6 @@ PROBE_SHARE = 0.01  # of the time, for drafts that are not expected to pay
 Choice = Literal["plain", "draft", "probe"]
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-
-
-class Calibration:
-    """Plug-in mass of a node → probability that it is accepted: a monotone line in log-log, learned online.
-
-    At each knot the accepted nodes are set against those that the scores promised, starting from agreement; so a cold
-    calibration is the identity, and a head whose scores are honest keeps it.
-
-    Args:
-        hits, promised: (NUM_KNOTS,) decayed sums over nodes near each knot, from an earlier process.
-
-    Attributes:
-        num_learned: trees taken in by this one.
-    """
-
-    def __init__(self, hits: Sequence[float] | None = None, promised: Sequence[float] | None = None) -> None:
-        self.knots = -STEP_NATS * np.arange(NUM_KNOTS)
-        self.hits = np.zeros(NUM_KNOTS) if hits is None else np.array(hits, float)
-        self.promised = np.zeros(NUM_KNOTS) if promised is None else np.array(promised, float)
-        for values in (self.hits, self.promised):
-            if values.shape != (NUM_KNOTS,) or not np.isfinite(values).all() or (values < 0).any():
-                raise ValueError(f"a calibration holds {NUM_KNOTS} sums, none below 0")
-        self.num_learned = 0
-        self._log_p = self._fit()
-
-    def learn(self, scores: Sequence[float], accepted: Sequence[int]) -> None:
-        """Take in one verified tree.
-
-        Args:
-            scores: (N,) log scores.
-            accepted: 0-based nodes on the accepted path.
-        """
-        place = np.minimum(-np.asarray(scores, float) / STEP_NATS, NUM_KNOTS - 1.0)
-        below = place.astype(int)
-        share = place - below
-        hit = np.zeros(len(place))
-        hit[list(accepted)] = 1.0
-        mass = np.exp(np.asarray(scores, float))
-        for sums, amount in ((self.hits, hit), (self.promised, mass)):
-            sums *= 1 - 1 / MEMORY
-            np.add.at(sums, below, amount * (1 - share))
-            np.add.at(sums, np.minimum(below + 1, NUM_KNOTS - 1), amount * share)
-        self.num_learned += 1
-        if self.num_learned % REFIT == 0:
-            self._log_p = self._fit()
-
-    def __call__(self, score: float) -> float:
-        """Probability of a node of this log score."""
-        place = -score / STEP_NATS
-        below = int(place)
-        if below >= NUM_KNOTS - 1:  # beyond the last knot it goes on in parallel to the identity
-            return math.exp(score - float(self.knots[-1]) + self._log_p[-1])
-        share = place - below
-        return math.exp((1 - share) * self._log_p[below] + share * self._log_p[below + 1])
-
-    def _fit(self) -> list[float]:
-        """(NUM_KNOTS,) log-probabilities at the knots, non-increasing along them."""
-        weights = self.promised + PRIOR_HITS
-        log_p = self.knots + np.log((self.hits + PRIOR_HITS) / weights)
-        line = isotonic_regression(log_p, weights=weights, increasing=False).x
-        return [float(value) for value in np.minimum(line, 0.0)]
-
-
-class Fading:
-    """A ratio of sums over events, in which old ones fade.
-
-    Args:
-        memory: events after which one counts 1/e.
-        above, below: what both sums start from; fades as well.
-    """
-
-    def __init__(self, memory: float, above: float = 0.0, below: float = 0.0) -> None:
-        self._keep = 1 - 1 / memory
-        self.above, self.below = above, below
-
-    def add(self, above: float, below: float) -> None:
-        self.above = self._keep * self.above + above
-        self.below = self._keep * self.below + below
-
-    @property
-    def ratio(self) -> float:
-        return self.above / self.below
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,19 +60,23 @@ class Controller:
 
     Attributes:
         costs: measured.
-        rule: ``exchange`` or ``throughput``, a key of ``RULES``.
-        compares_all: every number of nodes by the convex fit, with CaDDTree's stop, instead of the measured widths.
-        calibration: of the head's scores.
+        rule: a key of ``widths.RULES``.
+        kept: what that rule learned in an earlier process.
         num_rounds: learned from so far; a controller is cold until ``WARM_ROUNDS``.
+        num_trees: verified, of those.
+
+    Raises:
+        ValueError, TypeError: ``kept`` is not what the rule keeps.
     """
 
     costs: Costs
-    rule: str = "exchange"
-    compares_all: bool = False
-    calibration: Calibration = field(default_factory=Calibration)
-    num_rounds: int = 0
+    rule: str = "standing"
+    kept: InitVar[Mapping[str, Any] | None] = None
+    num_rounds: int = field(default=0, init=False)
+    num_trees: int = field(default=0, init=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, kept: Mapping[str, Any] | None) -> None:
+        self._widths = RULES[self.rule](self.costs, kept or {})
         self._rate = Fading(MEMORY)  # tokens, ms
         self._tau = Fading(RECENT, 2 * COLD_TAU, 2.0)  # tokens, drafted rounds
         self._nodes = Fading(RECENT, 2 * COLD_NODES, 2.0)
@@ -218,33 +131,36 @@ class Controller:
         return self._costs_at(context // BUCKET)
 
     def policy(self, choice: Choice, context: int) -> Callable[[BlockMarginals, int], TokenTree]:
-        """The tree policy of a round that drafts; a probe takes the head at its word, or it would learn nothing."""
+        """The tree policy of a round that drafts."""
         return partial(cost_aware, pick=partial(self.pick, choice=choice, context=context))
 
     def pick(self, scores: Iterable[float], *, choice: Choice, context: int) -> int:
         """How many nodes the round gets, from log scores, best first."""
-        cost, mass = self._at(context), math.exp if choice == "probe" else self.calibration
-        value = cost.value(RULES[self.rule](self), is_fitted=self.compares_all)
-        if self.compares_all:
-            return num_that_pay(scores, mass=mass, value=value)
-        return best_end(scores, mass=mass, value=value, ends=cost.ends)
+        return self._widths.pick(scores, self._at(context), rate=self.rate, is_probe=choice == "probe")
 
-    @property
-    def num_ranks(self) -> int:
-        """Candidates an offset that trees as wide as the recent ones can use; more would only cost time."""
-        return next((ranks for ranks in RANKS if ranks >= self._nodes.ratio), RANKS[-1])
+    def num_ranks(self, context: int) -> int:
+        """Candidates an offset that the next tree can use; more would only cost time."""
+        return self._widths.num_ranks(self._at(context))
 
     def learn(
-        self, choice: Choice, outlook: Outlook, scores: Sequence[float], accepted: Sequence[int] | None, num_kept: int
+        self,
+        choice: Choice,
+        outlook: Outlook,
+        scores: Sequence[float],
+        accepted: Sequence[int],
+        num_kept: int,
+        *,
+        is_whole: bool = True,
     ) -> None:
-        """Take in a round.
+        """Take in a round whose walk no gate cut short.
 
         Args:
             choice: what it was.
             outlook: before it.
             scores: (N,) log scores of the verified tree.
-            accepted: 0-based nodes on the accepted path; None where the text ended or the gate cut the walk short.
+            accepted: 0-based nodes on the accepted path.
             num_kept: tokens kept.
+            is_whole: the text did not end in this round.
         """
         cost = self._at(outlook.context)
         self.num_rounds += 1
@@ -259,9 +175,10 @@ class Controller:
         if choice == "probe":
             self._lost_ms += whole_ms - num_kept * cost.plain_ms
         self._nodes.add(len(scores), 1)
-        if accepted is not None:
+        if is_whole:
             self._tau.add(len(accepted) + 1, 1)
-            self.calibration.learn(scores, accepted)
+        self.num_trees += 1
+        self._widths.learn(scores, accepted, num_kept, cost, is_whole=is_whole)
 
     def finished(self, num_tokens: int) -> None:
         """An answer ended by itself, or at its cap, after that many tokens."""
@@ -269,24 +186,14 @@ class Controller:
         self._lengths, self._counts = np.unique(self._answers, return_counts=True)
 
     def learned(self) -> dict[str, Any]:
-        """What is kept beside the costs: the calibration. Lengths and rates belong to a workload and are not."""
-        return {"hits": self.calibration.hits.tolist(), "promised": self.calibration.promised.tolist()}
+        """What is kept beside the costs, by rule. Lengths and rates belong to a workload and are not."""
+        return {self.rule: self._widths.learned()}
 
     @classmethod
-    def resume(cls, costs: Costs, learned: Mapping[str, Any]) -> Controller:
-        """A controller with a kept calibration, else a cold one.
+    def resume(cls, costs: Costs, learned: Mapping[str, Any], rule: str = "standing") -> Controller:
+        """A controller that goes on with what its rule learned, else a cold one.
 
         Raises:
-            ValueError: it is none.
+            ValueError, TypeError: ``learned`` is not what that rule keeps.
         """
-        return cls(costs, calibration=Calibration(**learned))
-
-
-def _exchange(controller: Controller) -> Objective:
-    return throughput if controller.rate is None else Exchange(controller.rate)
-
-
-RULES: dict[str, Callable[[Controller], Objective]] = {
-    "exchange": _exchange,
-    "throughput": lambda controller: throughput,
-}
+        return cls(costs, rule, learned.get(rule))

@@ -153,6 +153,22 @@ def test_wrong_grammars_are_one_line(options: dict[str, Any], message: str) -> N
     assert "\n" not in str(error.value)
 
 
+def test_white_space_has_an_end() -> None:
+    """A model that would rather write nothing but white space answers all the same."""
+    target = tiny("qwen3", "sdpa")
+    words = {token_id: target.tokenizer.decode([token_id]) for token_id in range(target.vocab_size)}
+    bias = {token_id: 100.0 for token_id, word in words.items() if word and word.isspace()}
+    assert bias
+    schema = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "minItems": 1, "maxItems": 1}
+    options: dict[str, Any] = {"json_schema": schema, "logit_bias": bias, "max_new_tokens": 400}
+    plain = Decoder(target, NoDrafter()).generate("x", **options)
+    assert plain.finish_reason == "stop"
+    assert len(json.loads(plain.text)) == 1
+    assert len(plain.text) > len(json.dumps([0]))
+    drafted = Decoder(target, BlockDrafter(tiny_head(target), target, budget=15)).generate("x", **options)
+    assert drafted.token_ids == plain.token_ids
+
+
 def test_both_is_too_much() -> None:
     with pytest.raises(InputError, match="json_schema or regex, not both"):
         SamplingParams(json_schema={}, regex="a")

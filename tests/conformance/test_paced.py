@@ -34,8 +34,8 @@ NUM_TOKENS = 14
 class Whimsical(Controller):
     """Goes plain, drafts and probes as the dice fall, and prices nodes anew each round: no two trees are of a size."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __post_init__(self, kept: Any) -> None:
+        super().__post_init__(kept)
         self.rng = random.Random(7)
         self.seen: list[Choice] = []
 
@@ -51,7 +51,7 @@ def bound(target: Target, **options: Any) -> BlockDrafter:
 
 
 def whimsical(target: Target) -> Paced:
-    return Paced(bound(target, budget=MAX_NODES), Whimsical(costs_of()))
+    return Paced(bound(target, budget=MAX_NODES), Whimsical(costs_of(), "exchange"))
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_a_plain_round_runs_no_draft_and_an_empty_draft_is_counted(qwen3: Target
     for plain, draft, expected in ((0.01, 50.0, 0), (50.0, 0.01, 1)):
         calls.clear()
         costs = costs_of(plain=plain, draft=draft, first=1e6)  # no node can pay
-        auto = Paced(drafter, Controller(costs))
+        auto = Paced(drafter, Controller(costs, "exchange"))
         if expected:
             auto.controller.choose = lambda outlook: "draft"  # type: ignore[method-assign]
         generation = decode_ids(Decoder(qwen3, auto), prompt(qwen3), 6).generation
@@ -214,7 +214,8 @@ def test_a_draft_looks_at_no_more_ranks_than_its_tree_can_use(qwen3: Target) -> 
     auto = Paced(drafter, Controller(costs_of()))
     generation = decode_ids(Decoder(qwen3, auto), prompt(qwen3), 12).generation
     assert generation.token_ids == hf_generate(qwen3, prompt(qwen3), 12)
-    assert set(asked) == {auto.controller.num_ranks} == {32}
+    assert set(asked) <= {16, 32, 64, 127}
+    assert max(asked) == auto.controller.num_ranks(0)
     state, root = start(qwen3, prompt(qwen3), drafter.target_layer_ids)
     found = marginals(root, state, drafter.start(state), 15, 4)
     assert found.token_ids.shape[1] == 4

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from oneglance.cost import MAX_NODES, Costs
-from oneglance.pace import RULES, Controller, Outlook
+from oneglance.pace import Controller, Outlook
 from oneglance.stats.replay import Replay
+from oneglance.widths import RULES
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +22,8 @@ class RuleResult:
     """One way of choosing the width.
 
     Attributes:
-        rule: a key of ``pace.RULES``, which compares the measured widths, or with ``/all`` every number of nodes;
-            ``fixed/N``; or ``oracle``: the best widths in hindsight, which no rule reaches.
+        rule: a key of ``widths.RULES``; ``fixed/N``; or ``oracle``, the best widths in hindsight, which no rule
+            reaches.
         tokens_per_ms: the whole log's, bonus tokens included.
         mean_a, mean_nodes: a round.
     """
@@ -34,7 +35,7 @@ class RuleResult:
 
 
 def compare_rules(rounds: Replay, costs: Costs, *, context: int, budgets: Sequence[int]) -> tuple[RuleResult, ...]:
-    """Both rules, each with a controller that starts cold and goes through the rounds in order; fixed widths; oracle.
+    """Every rule, each with a controller that starts cold and goes through the rounds in order; fixed widths; oracle.
 
     Args:
         rounds: walked up to ``MAX_NODES`` at most.
@@ -45,7 +46,6 @@ def compare_rules(rounds: Replay, costs: Costs, *, context: int, budgets: Sequen
     cost = costs.at(context)
     ms = np.array([cost.drafted_ms(n) for n in range(rounds.max_budget + 1)])
     widths = {rule: _chosen(rounds, Controller(costs, rule), context) for rule in RULES}
-    widths |= {f"{rule}/all": _chosen(rounds, Controller(costs, rule, compares_all=True), context) for rule in RULES}
     widths |= {f"fixed/{n}": np.full(len(rounds.places), n) for n in budgets}
     widths["oracle"] = _best_in_hindsight(rounds, ms)
     return tuple(_result(rule, rounds, nodes, ms) for rule, nodes in widths.items())

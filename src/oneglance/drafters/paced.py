@@ -63,9 +63,11 @@ class PacedState:
         """Tell the controller (``core.Observer``)."""
         if self._before is not None:  # else the round was a single step that nobody chose
             outlook, choice = self._before
-            is_whole = done.cut is None and not done.gated
-            accepted = [node - 1 for node in done.verdict.path[1:]] if is_whole else None
-            self._controller.learn(choice, outlook, done.tree.scores, accepted, len(done.token_ids))
+            accepted = [node - 1 for node in done.verdict.path[1:]]
+            if not done.gated:
+                self._controller.learn(
+                    choice, outlook, done.tree.scores, accepted, len(done.token_ids), is_whole=done.cut is None
+                )
             self._before = None
         if done.cut is not None:
             self._controller.finished(self.num_tokens)
@@ -85,7 +87,7 @@ class Paced:
         self.drafter = drafter
         self.controller = controller
         self._path = path
-        self._num_kept = controller.calibration.num_learned
+        self._num_kept = controller.num_trees
 
     @property
     def name(self) -> str | None:
@@ -133,12 +135,14 @@ class Paced:
         choice = draft_state.choose(max_depth + 1)
         if choice == "plain":
             return EMPTY_TREE
-        marginals = self.drafter.marginals(root, state, draft_state.own, max_depth, self.controller.num_ranks)
+        marginals = self.drafter.marginals(
+            root, state, draft_state.own, max_depth, self.controller.num_ranks(state.length)
+        )
         tree = self.controller.policy(choice, state.length)(marginals, MAX_NODES)
         return tree if len(tree) else DRAFTED_NOTHING
 
     def _keep(self) -> None:
-        num_learned = self.controller.calibration.num_learned
+        num_learned = self.controller.num_trees
         if self._path is None or num_learned - self._num_kept < WORTH_KEEPING:
             return
         self._num_kept = num_learned

@@ -14,11 +14,12 @@ import torch
 
 from oneglance.core import EMPTY_TREE, BlockMarginals, Drafter, TokenTree
 from oneglance.cost import MAX_NODES, Costs, Point, cpu_name
-from oneglance.pace import RANKS
 from oneglance.targets.base import Target
 from oneglance.targets.chat import encode
 from oneglance.targets.device import synchronise
 from oneglance.targets.state import Inputs, TargetState
+from oneglance.tree import best_first
+from oneglance.widths import RANKS
 
 SIZES = (0, 1, 3, 7, 15, 31, 63, MAX_NODES)  # nodes of the timed passes
 CONTEXTS = (256, 2048)  # rows in the cache; at most half of the target's own context
@@ -78,10 +79,13 @@ def measure(target: Target, drafter: MarginalDrafter) -> Costs:
         for prompt in prompts
         for cost in verify_costs(target, prompt, sizes, repeats=REPEATS, seconds=ENOUGH_S)
     ]
-    draft_ms, ingest_ms = draft_costs(target, drafter, prompts[0], num_ranks=RANKS[0])
+    narrow, wide = RANKS[0], RANKS[2]
+    draft_ms, ingest_ms = draft_costs(target, drafter, prompts[0], num_nodes=narrow)
+    wide_ms, _ = draft_costs(target, drafter, prompts[0], num_nodes=wide)
     return Costs(
         provenance=provenance(target, drafter),
         draft_ms=draft_ms,
+        node_ms=max(0.0, wide_ms - draft_ms) / (wide - narrow),
         ingest_ms=ingest_ms,
         verify=tuple(points),
         is_padded=len(sizes) < len(SIZES),
@@ -127,9 +131,19 @@ def verify_costs(
 
 @torch.inference_mode()
 def draft_costs(
-    target: Target, drafter: MarginalDrafter, inputs: Inputs, *, num_ranks: int | None = None
+    target: Target, drafter: MarginalDrafter, inputs: Inputs, *, num_nodes: int | None = None
 ) -> tuple[float, float]:
-    """Milliseconds of a draft pass that takes in one row, and of each further row, from the first draft of a prompt."""
+    """Milliseconds of a draft pass that takes in one row, and of each further row, from the first draft of a prompt.
+
+    Args:
+        num_nodes: of a tree that is built as well, from as many candidates an offset; None for the pass alone.
+    """
+
+    def draft(root: int, state: TargetState, draft_state: Any) -> None:
+        marginals = drafter.marginals(root, state, draft_state, 15, num_nodes)
+        if num_nodes is not None:
+            best_first(marginals, num_nodes)
+
     later: list[float] = []
     first = 0.0
     for turn in range(2):  # the first prompt warms up
@@ -139,7 +153,7 @@ def draft_costs(
         state.token_ids.append(root)
         draft_state = drafter.start(state)
         for step in range(REPEATS):
-            took = _timed(target, partial(drafter.marginals, root, state, draft_state, 15, num_ranks))
+            took = _timed(target, partial(draft, root, state, draft_state))
             if step == 0:
                 first = took
             elif turn:

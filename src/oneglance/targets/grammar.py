@@ -14,6 +14,10 @@ from oneglance.core import InputError, SamplingParams
 from oneglance.files import parse_json
 from oneglance.targets.base import Target
 
+# Between JSON's tokens one space, or one line break and its indentation: without an end to it, a model that is unsure
+# what comes next writes white space until it is cut.
+JSON_DEFAULTS = {"whitespace_pattern": r" |\n[ \t]{0,64}"}
+
 _TOKENIZERS: WeakKeyDictionary[Target, Any] = WeakKeyDictionary()  # built once a target: it takes a second
 
 
@@ -86,7 +90,10 @@ def grammar_mask(target: Target, params: SamplingParams, prompt_length: int) -> 
     if params.regex is not None:
         grammar = llguidance.LLMatcher.grammar_from_regex(params.regex)
     else:
-        grammar = llguidance.LLMatcher.grammar_from_json_schema(_schema(params.json_schema))
+        schema = _schema(params.json_schema)
+        own = schema.get("x-guidance", {})
+        defaults: Any = {} if "whitespace_flexible" in own else JSON_DEFAULTS  # of the two the pattern would win
+        grammar = llguidance.LLMatcher.grammar_from_json_schema(schema, defaults=defaults)
     matcher = llguidance.LLMatcher(_TOKENIZERS[target], grammar, log_level=0)
     if matcher.is_error():
         kind = "regex" if params.regex is not None else "json_schema"
