@@ -8,6 +8,7 @@ import pytest
 from oneglance.cost import Costs, load_costs, write_costs
 from oneglance.drafters import paced, timing
 from oneglance.serve.settings import ServeSettings
+from oneglance.widths import RULES
 from pacing import costs_of
 
 from .conftest import Run
@@ -83,8 +84,7 @@ def test_rules_are_compared_on_a_log(run: Run, law_log: Path, tmp_path: Path) ->
     words = ("width", law_log, "--tasks", "docvqa", "--budgets", "3,15,63")
     result = run(*words, "--costs", path, "--json").json
     rules = {r["rule"]: r for r in result["rules"]["docvqa"]}
-    chosen = {"exchange", "throughput", "exchange/all", "throughput/all"}
-    assert set(rules) == {*chosen, "oracle", "fixed/3", "fixed/15", "fixed/63"}
+    assert set(rules) == {*RULES, "oracle", "fixed/3", "fixed/15", "fixed/63"}
     assert rules["oracle"]["tokens_per_ms"] >= max(r["tokens_per_ms"] for r in rules.values())
     assert "rules" not in run(*words, "--json").json
     assert "exchange" in run(*words, "--costs", path).out

@@ -223,9 +223,14 @@ def test_a_draft_looks_at_no_more_ranks_than_its_tree_can_use(qwen3: Target) -> 
 
 def test_costs_are_measured_once(qwen3: Target, quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bind = partial(at_budget, lambda target, **options: bound(target, **options), qwen3, budget="auto")
-    first = bind(keeps=True)
+    costs = costs_of()  # with which every round drafts
+    with monkeypatch.context() as patched:
+        found = lambda *given: costs.model_copy(update={"provenance": provenance(*given)})  # noqa: E731
+        patched.setattr(paced, "measure", found)
+        first = bind(keeps=True)
     assert isinstance(first, Paced)
     decode_ids(Decoder(qwen3, first), prompt(qwen3), 60)
+    assert first.controller.num_trees >= paced.WORTH_KEEPING
     monkeypatch.setattr(paced, "measure", lambda *_: pytest.fail("measured again"))
     again = bind(keeps=True)
     assert isinstance(again, Paced)
