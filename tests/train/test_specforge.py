@@ -157,7 +157,7 @@ def test_a_block_head_of_specforge_drafts_the_same(target: Target, tmp_path: Pat
 def test_a_block_head_opens_in_specforge_and_comes_back(
     target: Target, tmp_path: Path, rope: dict[str, Any] | None
 ) -> None:
-    """Its model is Qwen3's decoder layers under their own names, with ``fc`` and a second norm, without an embedding."""
+    """Its model is Qwen3's decoder layers under their own names, with ``fc`` and a second norm and no embedding."""
     name = written(tmp_path / "theirs", dflash_payload(target, rope_scaling=rope), dict(tiny_head(target).state_dict()))
     path = tmp_path / "theirs" / "config.json"  # scaled RoPE in transformers' own spelling alone, as an option has it
     path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "rope_scaling"}))
