@@ -228,6 +228,15 @@ def test_other_block_heads_of_specforge(target: Target, tmp_path: Path, changes:
         load_checkpoint(name)
 
 
+def test_a_mask_past_the_vocabulary_does_not_go_there(target: Target, tmp_path: Path) -> None:
+    config = {**tiny_head_config(target)["dflash_config"], "mask_token_id": target.vocab_size}
+    name = written(
+        tmp_path / "head", dflash_payload(target, dflash_config=config), dict(tiny_head(target).state_dict())
+    )
+    with pytest.raises(HeadError, match="SpecForge wants a mask id below the target's vocabulary"):
+        export(name, tmp_path / "out", "specforge")
+
+
 def test_its_plain_settings_are_no_other_head(target: Target, tmp_path: Path) -> None:
     config = {**tiny_head_config(target)["dflash_config"], "attention_modes": ["gqa", "mha"], "shift_label": False}
     tensors = dict(tiny_head(target).state_dict())

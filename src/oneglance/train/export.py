@@ -156,6 +156,7 @@ def _dflash(head: HeadCheckpoint, out: Path, target: str) -> Converted:
 
 def _specforge(head: HeadCheckpoint, out: Path, target: str) -> Converted:
     """Its trainer starts from the folder; the same layout as z-lab's, layer ids too."""
+    _mask_within(head, "SpecForge")
     return plain_config(head), head.tensors, _run_of_specforge(out, "dflash")
 
 
@@ -168,9 +169,14 @@ def _vllm(head: HeadCheckpoint, out: Path, target: str) -> Converted:
 
 
 def _sglang(head: HeadCheckpoint, out: Path, target: str) -> Converted:
-    if head.config.mask_token_id >= head.config.vocab_size:
-        raise HeadError("SGLang wants a mask id below the target's vocabulary; this head's lies past it")
+    _mask_within(head, "SGLang")
     return plain_config(head), head.tensors, _start("sglang", head, out, target)
+
+
+def _mask_within(head: HeadCheckpoint, program: str) -> None:
+    """SGLang stops at a mask id past the vocabulary, and SpecForge silently takes another."""
+    if head.config.mask_token_id >= head.config.vocab_size:
+        raise HeadError(f"{program} wants a mask id below the target's vocabulary; this head's lies past it")
 
 
 def _eagle3(head: Checkpoint[Eagle3Config, Eagle3Head], out: Path, format: str, target: str | None) -> Converted:
