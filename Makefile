@@ -99,7 +99,8 @@ RECORD := -p recording --record docs/results
 TABLE := $(PYTHON) scripts/compatibility.py --write
 
 compatibility: $(STAMP) ## docs/compatibility.md from the tests of this environment, and from the engines' recorded runs
-	$(BIN)/pytest -m "not slow" $(RECORD)/engines-here.json tests/engines tests/cli/test_engine.py tests/train/test_export.py
+	$(BIN)/pytest -m "not slow" $(RECORD)/engines-here.json tests/engines tests/cli/test_engine.py \
+	  tests/train/test_export.py tests/train/test_specforge.py
 	$(TABLE)
 
 test-vllm: .venv-vllm/.installed ## vLLM on this CPU (an environment of 3.5 GB): the built-in model with its heads, against ours

@@ -71,6 +71,16 @@ ROWS = [
         test_speculators_counts_layer_boundaries="layer ids, one more in speculators' layout",
     ),
     *_rows(
+        "SpecForge, by transformers' config classes",
+        "here",
+        "tests/train/test_specforge.py",
+        test_a_block_head_of_specforge_drafts_the_same="a block head that it wrote drafts the same, to the last bit",
+        test_a_block_head_opens_in_specforge_and_comes_back="a block head that it can open",
+        test_an_eagle3_head_of_specforge_drafts_the_same_and_goes_back="an EAGLE-3 head, there and back",
+        test_its_layer_ids_name_the_states_that_we_read="its layer ids",
+        test_other_block_heads_of_specforge="its other block heads are refused",
+    ),
+    *_rows(
         "vLLM, SGLang",
         "here",
         "tests/cli/test_engine.py",

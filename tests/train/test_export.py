@@ -152,7 +152,7 @@ def test_an_eagle3_head_serves_both_engines(target: Target, tmp_path: Path) -> N
         raw = json.loads((tmp_path / engine / "config.json").read_text())
         assert raw["eagle_aux_hidden_state_layer_ids"] == [i + 1 for i in before.config.target_layer_ids]
         assert raw["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == list(before.config.target_layer_ids)
-    with pytest.raises(HeadError, match="choose vllm or sglang"):
+    with pytest.raises(HeadError, match="choose specforge, vllm or sglang"):
         export(str(tmp_path / "head"), tmp_path / "other", "speculators")
 
 

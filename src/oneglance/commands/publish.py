@@ -12,7 +12,9 @@ from oneglance.commands import options, terminal
 HeadName = Annotated[str, typer.Argument(metavar="HEAD", help="The head: a folder, a hub id, or builtin:reader.")]
 HeadFolder = Annotated[Path, typer.Argument(metavar="HEAD", help="The folder of the head, such as runs/NAME/head.")]
 Repository = Annotated[str, typer.Argument(metavar="OWNER/NAME", help="The repository on the hub.")]
-Format = Annotated[str, typer.Option(metavar="NAME", help="dflash, speculators, vllm, sglang or transformers.")]
+Format = Annotated[
+    str, typer.Option(metavar="NAME", help="dflash, specforge, speculators, vllm, sglang or transformers.")
+]
 Out = Annotated[Path, typer.Option(metavar="FOLDER", help="A new folder.")]
 TensorType = Annotated[
     str, typer.Option("--dtype", metavar="NAME", help="Of the tensors: bfloat16, float16 or float32.")
@@ -41,8 +43,8 @@ def export(
 ) -> None:
     """Write a head in the layout of another program, and say how to start that.
 
-    dflash, vllm and sglang are one layout. transformers is for the block drafting built into transformers 5.24 and
-    later, on text-only targets: elsewhere it costs acceptance, since it reads features before a DeepStack add.
+    dflash, specforge, vllm and sglang are one layout. transformers is for the block drafting built into transformers
+    5.24 and later, on text-only targets: elsewhere it costs acceptance, since it reads features before a DeepStack add.
     """
     from oneglance.train.export import export as write
 

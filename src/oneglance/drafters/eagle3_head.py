@@ -16,7 +16,7 @@ from oneglance.core import HeadError
 from oneglance.drafters.checkpoint import Checkpoint, check_tensors, read_config, read_tensors
 from oneglance.drafters.eagle_head import CausalAttention, EagleConfig, renamed
 from oneglance.drafters.head import MLP, KeysValues, Rope, checked, layer_keys
-from oneglance.drafters.layouts import block_of
+from oneglance.drafters.layouts import block_of, of_eagle3
 
 NUM_FEATURES = 3
 PREFIXES = (("model.", ""), ("layers.0.", "midlayer."))  # as other exporters spell the same keys
@@ -48,6 +48,7 @@ class Eagle3Config(EagleConfig):
         Raises:
             HeadError: a key is missing, malformed, or asks for something this head does not compute.
         """
+        raw = of_eagle3(raw)
         rope = {**block_of(raw, "rope_scaling"), **block_of(raw, "rope_parameters")}
         wants_mrope = bool(rope.get("mrope_section"))
         plain = {**raw, "rope_theta": raw.get("rope_theta") or rope.get("rope_theta") or 1e6}
@@ -56,11 +57,10 @@ class Eagle3Config(EagleConfig):
         flat = layer_keys(plain)
         flat.setdefault("draft_vocab_size", flat.get("vocab_size"))
         flat.setdefault("num_key_value_heads", flat.get("num_attention_heads"))
-        eagle = block_of(raw, "eagle_config")
-        ids = eagle.get("eagle_aux_hidden_state_layer_ids") or raw.get("eagle_aux_hidden_state_layer_ids") or ()
+        ids = raw["target_layer_ids"]
         if ids and len(ids) != NUM_FEATURES:
             raise HeadError(f"an EAGLE-3 head reads {NUM_FEATURES} layers, its config names {len(ids)}")
-        flat |= {"target_layer_ids": tuple(ids), "has_embedding": has_embedding, "wants_mrope": wants_mrope}
+        flat |= {"has_embedding": has_embedding, "wants_mrope": wants_mrope}
         return checked(cls, flat)
 
     def for_target(self, num_layers: int) -> Self:
@@ -185,12 +185,22 @@ def load_eagle3(name: str) -> Checkpoint[Eagle3Config, Eagle3Head]:
     if "midlayer.self_attn.q_proj.weight" not in tensors or "lm_head.weight" not in tensors:
         raise HeadError(f"{name} holds no EAGLE-3 head: midlayer.… or lm_head.weight is missing")
     config = Eagle3Config.from_checkpoint(raw, has_embedding="embed_tokens.weight" in tensors)
-    if "d2t" in tensors and "t2d" in tensors:
+    if {"d2t", "t2d"} <= tensors.keys():
         tensors |= {"d2t": tensors["d2t"].long(), "t2d": tensors["t2d"].bool()}
+        if not config.maps_vocabulary:
+            _drop_identity(tensors)
     check_tensors(Eagle3Head, config, tensors)
     if config.maps_vocabulary:
         check_vocabulary(config, tensors["d2t"], tensors["t2d"])
     return Checkpoint(name, config, raw, tensors, Eagle3Head)
+
+
+def _drop_identity(tensors: dict[str, Tensor]) -> None:
+    """SpecForge writes a map for a whole vocabulary too, one that maps nothing; a head without a map does the same."""
+    if bool(tensors.pop("d2t").any()) or not bool(tensors.pop("t2d").all()):
+        raise HeadError(
+            "d2t and t2d map a vocabulary of which the config drafts all; set draft_vocab_size to d2t's rows"
+        )
 
 
 def check_vocabulary(config: Eagle3Config, d2t: Tensor, t2d: Tensor) -> None:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from torch import Tensor, nn
 
 from oneglance.core import HeadError
-from oneglance.drafters.layouts import block_of, of_speculators
+from oneglance.drafters.layouts import block_of, of_dflash, of_speculators
 
 KeysValues = tuple[Tensor, Tensor]
 
@@ -97,7 +97,7 @@ class HeadConfig(LayerConfig):
 
     @classmethod
     def from_checkpoint(cls, config: dict[str, Any]) -> HeadConfig:
-        """Read a DFlash ``config.json``: z-lab's layout, one with the draft keys at top level, or speculators'.
+        """Read a DFlash ``config.json``: z-lab's layout, which SpecForge writes too, or speculators'.
 
         Raises:
             HeadError: a key is missing, malformed, or asks for something this head does not compute.
@@ -105,11 +105,20 @@ class HeadConfig(LayerConfig):
         block_of(config, "oneglance")
         if "speculators_model_type" in config:
             config = of_speculators(config)
-        return checked(cls, layer_keys({**config, **block_of(config, "dflash_config")}))
+        return checked(cls, layer_keys(of_dflash(config)))
 
     def for_target(self, num_layers: int) -> Self:
         """With the target's depth where the checkpoint does not say it."""
         return self.model_copy(update={"num_target_layers": self.num_target_layers or num_layers})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _kept_layers_by_the_rule(cls, flat: dict[str, Any]) -> dict[str, Any]:
+        """As DFlash and SpecForge do where the config names none: as many as the head has layers."""
+        depth, count = flat.get("num_target_layers"), flat.get("num_hidden_layers")
+        if "target_layer_ids" in flat or not isinstance(depth, int) or not isinstance(count, int):
+            return flat
+        return {**flat, "target_layer_ids": kept_layers(depth, count)}
 
     @model_validator(mode="before")
     @classmethod

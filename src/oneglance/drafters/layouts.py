@@ -6,6 +6,9 @@ from typing import Any
 
 from oneglance.core import HeadError
 
+SAME_HERE = ("gqa", "mha")  # attention modes of SpecForge that are one here: mha is gqa with as many key heads
+MORE_OF_EAGLE3 = ("fc_norm", "use_aux_norm", "norm_output", "norm_before_fc", "norm_before_residual")
+
 
 def block_of(config: dict[str, Any], key: str) -> dict[str, Any]:
     """A nested object of the config; empty where it is missing or null."""
@@ -13,6 +16,58 @@ def block_of(config: dict[str, Any], key: str) -> dict[str, Any]:
     if not isinstance(block, dict):
         raise HeadError(f"config.json of the head: {key} must be an object, got {type(block).__name__}")
     return block
+
+
+def of_dflash(config: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a head in z-lab's layout, which SpecForge writes too: nested in ``dflash_config`` or at top level.
+
+    Raises:
+        HeadError: another kind of SpecForge's block heads, or one that does not say what fills its block.
+    """
+    flat = {**config, **block_of(config, "dflash_config")}
+    if flat.get("projector_type") not in (None, "dflash"):
+        raise HeadError(
+            f"projector_type is {flat['projector_type']!r}: SpecForge's heads with a projector draft otherwise than "
+            "DFlash; train the head with strategy dflash"
+        )
+    modes = flat.get("attention_modes") or [flat.get("attention_mode") or "gqa"]
+    other = [mode for mode in modes if mode not in SAME_HERE] if isinstance(modes, list) else [modes]
+    if other:
+        raise HeadError(
+            f"attention mode {other[0]!r} of the head is not supported; train it with dflash_config.attention_mode gqa"
+        )
+    if flat.get("shift_label"):
+        raise HeadError("slots of a head with shift_label predict one token later; train it with shift_label false")
+    if flat.get("mask_token_id") is None and flat.get("hidden_size") is not None:
+        raise HeadError(
+            "dflash_config.mask_token_id is missing from config.json of the head; write the id that filled the block "
+            "in training there (SpecForge: model.mask_token_id of the run)"
+        )
+    return flat
+
+
+def of_eagle3(config: dict[str, Any]) -> dict[str, Any]:
+    """The flat keys of an EAGLE-3 head in SpecForge's, vLLM's or speculators' layout, ``target_layer_ids`` among them.
+
+    SpecForge and SGLang name layer outputs in ``eagle_config``; vLLM and speculators name layer inputs at top level,
+    one more.
+
+    Raises:
+        HeadError: another kind of head, or one that norms at places where EAGLE-3 does not.
+    """
+    if config.get("speculators_model_type") not in (None, "eagle3"):
+        raise HeadError(f"speculators_model_type is {config['speculators_model_type']!r}; this is no EAGLE-3 head")
+    config = {**block_of(config, "transformer_layer_config"), **config}
+    eagle = block_of(config, "eagle_config")
+    own = eagle.get("eagle_aux_hidden_state_layer_ids")
+    inputs = config.get("eagle_aux_hidden_state_layer_ids")
+    for name, ids in (("eagle_config.", own), ("", inputs)):
+        if ids is not None and not (isinstance(ids, list | tuple) and all(type(i) is int for i in ids)):
+            raise HeadError(f"{name}eagle_aux_hidden_state_layer_ids must list layers, got {ids!r}")
+    more = [key for key in MORE_OF_EAGLE3 if config.get(key) or eagle.get(key)]
+    if more:
+        raise HeadError(f"the head has {more[0]}, a norm that EAGLE-3 lacks; train it with {more[0]} false")
+    return {**config, "target_layer_ids": tuple(own or [i - 1 for i in inputs or ()])}
 
 
 def of_speculators(config: dict[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """A head in the layouts of other programs, and back.
 
-``dflash``, ``vllm`` and ``sglang`` are one layout (z-lab's); the last two add what the engine checks and the flags that
-start it, and take EAGLE-3 heads too, which are written for both engines at once. ``speculators`` nests the transformer
-config and counts layer boundaries. ``transformers`` renames two tensors for the class of its built-in block drafting.
+``dflash``, ``specforge``, ``vllm`` and ``sglang`` are one layout (z-lab's); the last two add what the engine checks and
+the flags that start it. The last three take EAGLE-3 heads too, which all three read however they were written.
+``speculators`` nests the transformer config and counts layer boundaries. ``transformers`` renames two tensors for the
+class of its built-in block drafting.
 """
 
 from __future__ import annotations
@@ -24,13 +25,16 @@ from oneglance.drafters.checkpoint import Checkpoint, HeadCheckpoint, load_check
 from oneglance.drafters.eagle3 import Eagle3Drafter
 from oneglance.drafters.eagle3_head import Eagle3Config, Eagle3Head, load_eagle3
 from oneglance.drafters.head import HeadConfig
+from oneglance.drafters.layouts import of_eagle3
 from oneglance.engines import Launch, command
 from oneglance.files import parse_json
+from oneglance.train.initial import llama3_scaling
 
-Format = Literal["dflash", "speculators", "vllm", "sglang", "transformers"]
+Format = Literal["dflash", "specforge", "speculators", "vllm", "sglang", "transformers"]
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 RENAMED = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
 SPECULATORS_VERSION = "0.5.0"
+SPECULATORS = ("speculators_model_type", "speculators_version", "speculators_config", "transformer_layer_config")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,7 @@ def export(name: str, out: Path, format: str, *, dtype: str = "bfloat16", target
         raise InputError(f"unknown dtype {dtype!r}; choose one of {', '.join(DTYPES)}")
     if out.exists() and any(out.iterdir()):
         raise InputError(f"{out} is not empty; choose another --out")
-    if "eagle_config" in read_config(name)[1]:
+    if is_eagle3(read_config(name)[1]):
         config, tensors, hint = _eagle3(load_eagle3(name), out, format, target)
     else:
         head = load_checkpoint(name)
@@ -102,10 +106,16 @@ def read_exported(folder: Path) -> tuple[HeadConfig, dict[str, Tensor]]:
     raise HeadError(f"{folder} is not an exported head")
 
 
+def is_eagle3(raw: dict[str, Any]) -> bool:
+    """Whether a ``config.json`` is an EAGLE-3 head's; SpecForge and speculators leave ``eagle_config`` out at times."""
+    named = "LlamaForCausalLMEagle3" in (raw.get("architectures") or ())
+    return named or "eagle_config" in raw or raw.get("speculators_model_type") == "eagle3"
+
+
 def plain_config(head: HeadCheckpoint) -> dict[str, Any]:
     """z-lab's ``config.json``, every key in its place, whatever the head was loaded from."""
     config, raw = head.config, head.raw
-    kept = ("rope_scaling", "bos_token_id", "eos_token_id", "pad_token_id", "oneglance")
+    kept = ("bos_token_id", "eos_token_id", "pad_token_id", "oneglance")
     types = config.layer_types or ("full_attention",) * config.num_hidden_layers
     return {
         "architectures": ["DFlashDraftModel"],
@@ -121,7 +131,7 @@ def plain_config(head: HeadCheckpoint) -> dict[str, Any]:
         "hidden_act": "silu",
         "rms_norm_eps": config.rms_norm_eps,
         "rope_theta": config.rope_theta,
-        "rope_scaling": None,
+        "rope_scaling": llama3_scaling(config),
         "max_position_embeddings": config.max_position_embeddings,
         "layer_types": list(types),
         "sliding_window": config.sliding_window,
@@ -144,27 +154,59 @@ def _dflash(head: HeadCheckpoint, out: Path, target: str) -> Converted:
     return plain_config(head), head.tensors, f"oneglance generate PROMPT --target {target} --head {out}"
 
 
+def _specforge(head: HeadCheckpoint, out: Path, target: str) -> Converted:
+    """Its trainer starts from the folder; the same layout as z-lab's, layer ids too."""
+    _mask_within(head, "SpecForge")
+    return plain_config(head), head.tensors, _run_of_specforge(out, "dflash")
+
+
+def _run_of_specforge(out: Path, strategy: str) -> str:
+    return f"in SpecForge's run: model.draft_checkpoint_path: {out}, training.strategy: {strategy}"
+
+
 def _vllm(head: HeadCheckpoint, out: Path, target: str) -> Converted:
     return plain_config(head), head.tensors, _start("vllm", head, out, target)
 
 
 def _sglang(head: HeadCheckpoint, out: Path, target: str) -> Converted:
-    if head.config.mask_token_id >= head.config.vocab_size:
-        raise HeadError("SGLang wants a mask id below the target's vocabulary; this head's lies past it")
+    _mask_within(head, "SGLang")
     return plain_config(head), head.tensors, _start("sglang", head, out, target)
 
 
+def _mask_within(head: HeadCheckpoint, program: str) -> None:
+    """SGLang stops at a mask id past the vocabulary, and SpecForge silently takes another."""
+    if head.config.mask_token_id >= head.config.vocab_size:
+        raise HeadError(f"{program} wants a mask id below the target's vocabulary; this head's lies past it")
+
+
 def _eagle3(head: Checkpoint[Eagle3Config, Eagle3Head], out: Path, format: str, target: str | None) -> Converted:
-    """SGLang reads layer outputs inside ``eagle_config``, vLLM layer inputs beside it: one more."""
-    if format not in ("vllm", "sglang"):
-        raise HeadError(f"an EAGLE-3 head has no {format} layout; choose vllm or sglang")
+    """SGLang and SpecForge read layer outputs inside ``eagle_config``, vLLM layer inputs beside it: one more."""
+    if format not in ("specforge", "vllm", "sglang"):
+        raise HeadError(f"an EAGLE-3 head has no {format} layout; choose specforge, vllm or sglang")
     if not head.config.target_layer_ids:
         raise HeadError("this EAGLE-3 head names no layers; write eagle_config.eagle_aux_hidden_state_layer_ids")
+    outputs = list(head.config.target_layer_ids)
+    config = {
+        **{key: value for key, value in of_eagle3(head.raw).items() if key not in ("target_layer_ids", *SPECULATORS)},
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "draft_vocab_size": head.config.draft_vocab_size,
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": outputs, "use_aux_hidden_state": True},
+        "eagle_aux_hidden_state_layer_ids": [i + 1 for i in outputs],
+    }
+    if format == "specforge":
+        return config, {**_identity(head.config), **head.tensors}, _run_of_specforge(out, "eagle3")
     own = target or str(head.card.get("target") or "TARGET")
     launch = Launch(own, str(out), Eagle3Drafter.chain_passes, drafter="eagle3")
-    inputs = [i + 1 for i in head.config.target_layer_ids]
-    config = {**head.raw, "architectures": ["LlamaForCausalLMEagle3"], "eagle_aux_hidden_state_layer_ids": inputs}
     return config, head.tensors, shlex.join(command(format, launch))
+
+
+def _identity(config: Eagle3Config) -> dict[str, Tensor]:
+    """The map of draft to target ids that SpecForge asks for even where the head drafts over all of them."""
+    return {
+        "d2t": torch.zeros(config.draft_vocab_size, dtype=torch.long),
+        "t2d": torch.ones(config.vocab_size, dtype=torch.bool),
+    }
 
 
 def _start(engine: str, head: HeadCheckpoint, out: Path, target: str) -> str:
@@ -203,10 +245,7 @@ def _transformers(head: HeadCheckpoint, out: Path, target: str) -> Converted:
     config = head.config
     if "sliding_attention" in config.layer_types:
         raise HeadError("transformers' block drafting has bidirectional sliding layers, this head has causal ones")
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
-    if config.rope_llama3 is not None:
-        scaling = {**(head.raw.get("rope_scaling") or {}), **(head.raw.get("rope_parameters") or {})}
-        rope = {**scaling, "rope_type": "llama3", "rope_theta": config.rope_theta}
+    rope = {"rope_type": "default", **(llama3_scaling(config) or {}), "rope_theta": config.rope_theta}
     named = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
     flat = {
         "architectures": ["MuseGlimmerAssistantModel"],
@@ -235,6 +274,7 @@ def _transformers(head: HeadCheckpoint, out: Path, target: str) -> Converted:
 
 FORMATS: dict[str, Callable[[HeadCheckpoint, Path, str], Converted]] = {
     "dflash": _dflash,
+    "specforge": _specforge,
     "speculators": _speculators,
     "vllm": _vllm,
     "sglang": _sglang,
