@@ -38,11 +38,12 @@ def test_every_registered_drafter_is_under_test() -> None:
     [
         ("qwen3_vl", 15),
         ("mllama", 6),
+        ("whisper", 6),
         *(pytest.param("qwen3_vl", budget, marks=pytest.mark.slow) for budget in (1, 63)),
         *(
             pytest.param(family, 6, marks=pytest.mark.slow)
             for family in FAMILIES
-            if family not in ("qwen3_vl", "mllama")
+            if family not in ("qwen3_vl", "mllama", "whisper")
         ),
     ],
 )

@@ -62,7 +62,7 @@ class Eagle2Drafter(EagleDrafter):
 def top_features(target: Target, features: Tensor) -> tuple[Tensor, Tensor]:
     """(…, 2H) kept features → (…, H) embeddings of the rows, (…, H) last hidden states after the final norm."""
     streams, last = features.chunk(2, dim=-1)
-    norm = target.text_model.get_submodule("norm")
+    norm = target.final_norm
     return streams, norm(last.to(next(norm.parameters()))).to(features)
 
 
