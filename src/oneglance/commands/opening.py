@@ -193,10 +193,12 @@ def head_name(target: str, head: str | None, drafter: str) -> str | None:
     """The head to load: the one given, or the built-in target's own block head.
 
     Raises:
-        InputError: another target without a head.
+        InputError: there is no such target, or it is another one and has no head.
     """
     from oneglance.drafters.settings import wants_block_head
+    from oneglance.targets import locate
 
+    locate(target)
     takes_own = wants_block_head(drafter)
     if takes_own and head is None and not target.startswith("builtin:"):
         raise InputError(
