@@ -69,7 +69,8 @@ def locate(name: str) -> str:
 
 def could_be_hub_id(name: str) -> bool:
     """Whether the hub allows such a name, with an owner or without."""
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # documented, not in its __all__
 
     try:
         validate_repo_id(name)

@@ -51,7 +51,7 @@ class Mllama(Target):
     def fixed_rows(self) -> int:
         """Every image is padded to the processor's number of tiles; each has its patches and a class row."""
         vision = self.model.config.vision_config
-        patches = (vision.image_size // vision.patch_size) ** 2 + 1
+        patches = int(vision.image_size // vision.patch_size) ** 2 + 1
         return int(self.processor.image_processor.max_image_tiles) * patches
 
     @property
