@@ -21,6 +21,7 @@ from oneglance.errors import (
     InputError,
     OneglanceError,
     OneglanceWarning,
+    PrivateUrlError,
     TargetError,
 )
 from oneglance.sampling import SamplingParams
@@ -52,6 +53,7 @@ __all__ = [
     "Observer",
     "OneglanceError",
     "OneglanceWarning",
+    "PrivateUrlError",
     "Round",
     "SamplingParams",
     "TargetError",

@@ -30,6 +30,8 @@ SCHEMA_VERSION = 2
 MAX_NODES = 127  # of a tree whose width is chosen: further nodes have paid on no curve that was measured
 BASE_NODES = 16  # of the tree that counts as part of the draft pass
 MAX_SIZE = 2**31  # of a context or a pass
+MAX_POINTS = 1024  # more would take longer to fit than to measure
+MOST_LEARNED = 1e12  # of a kept sum; they fade, and stay far below
 LEAST_MS, MOST_MS = 1e-6, 1e9  # what a pass can take: a nanosecond to eleven days
 FOLDER = "ONEGLANCE_CACHE"
 
@@ -65,7 +67,7 @@ class Point(BaseModel):
         ms: milliseconds.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     context: int = Field(ge=0, le=MAX_SIZE)
     rows: int = Field(ge=1, le=MAX_SIZE)
@@ -84,22 +86,24 @@ class Costs(BaseModel):
         is_padded: passes have one of the measured numbers of rows and no other.
 
     Raises:
-        ValueError: too few points to fit.
+        ValueError: too few points to fit, or no width that was measured in every context.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", ignored_types=(cached_property,))
 
     schema_version: int = SCHEMA_VERSION
     provenance: dict[str, str | int | None] = Field(default_factory=dict)
-    draft_ms: float = Field(ge=0, le=MOST_MS)
-    node_ms: float = Field(default=0.0, ge=0, le=MOST_MS)
-    ingest_ms: float = Field(ge=0, le=MOST_MS)
-    verify: tuple[Point, ...]
+    draft_ms: float = Field(ge=0, le=MOST_MS, strict=True)
+    node_ms: float = Field(default=0.0, ge=0, le=MOST_MS, strict=True)
+    ingest_ms: float = Field(ge=0, le=MOST_MS, strict=True)
+    verify: tuple[Point, ...] = Field(max_length=MAX_POINTS)
     is_padded: bool = False
 
     def model_post_init(self, context: Any, /) -> None:
         if not self._lines:
             raise ValueError("no packed pass was measured")
+        if not self.ends:
+            raise ValueError(f"no width of 1 to {MAX_NODES} nodes was measured in every context")
 
     @cached_property
     def ends(self) -> tuple[int, ...]:
@@ -251,9 +255,23 @@ def load_costs(path: Path) -> tuple[Costs, dict[str, Any]]:
         costs = Costs(**content)
         if costs.schema_version != SCHEMA_VERSION:
             raise ValueError(f"schema {costs.schema_version}")
+        check_learned(learned)
         return costs, dict(learned)
     except (OSError, ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
         raise InputError(f"{path} holds no measured costs that can be used; --budget auto writes such files") from error
+
+
+def check_learned(value: object) -> None:
+    """Refuse numbers that no rounds can teach, at whatever depth of lists and objects.
+
+    Raises:
+        ValueError: one is not finite, or absurdly large.
+    """
+    if isinstance(value, float | int) and not abs(value) <= MOST_LEARNED:
+        raise ValueError(f"{value} was never learned")
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for part in parts:
+        check_learned(part)
 
 
 def write_costs(path: Path, costs: Costs, learned: Mapping[str, Any]) -> None:

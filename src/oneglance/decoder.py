@@ -32,7 +32,7 @@ from oneglance.drafters.settings import wants_block_head
 from oneglance.prefixes import PrefixStore
 from oneglance.runner import check_name, with_runner
 from oneglance.stream import Run, Step, Stream
-from oneglance.targets import open_target
+from oneglance.targets import locate, open_target
 from oneglance.targets.base import Target
 from oneglance.targets.chat import Message, encode
 from oneglance.targets.grammar import grammar_mask
@@ -283,6 +283,7 @@ def load(
         InputError: something does not exist, does not fit, or is not supported; the message names the fix.
     """
     target, head = os.fspath(target), None if head is None else os.fspath(head)
+    locate(target)
     takes_own = wants_block_head(drafter)
     if takes_own and head is None and not target.startswith("builtin:"):
         raise InputError(f"target {target!r} needs a draft head: give head=…, or drafter='none' for plain decoding")

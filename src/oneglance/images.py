@@ -30,7 +30,7 @@ from urllib.parse import SplitResult, quote, unquote_to_bytes, urljoin, urlsplit
 import numpy as np
 from PIL import Image, ImageOps
 
-from oneglance.core import ImageError, OneglanceWarning
+from oneglance.core import ImageError, OneglanceWarning, PrivateUrlError
 
 ImageSource: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | memoryview | Image.Image | np.ndarray"
 
@@ -341,8 +341,9 @@ def _resolve(url: SplitResult, label: str, *, allow_private: bool) -> list[str]:
     infos = socket.getaddrinfo(url.hostname, url.port or 80, type=socket.SOCK_STREAM)
     addresses = [str(info[4][0]) for info in infos]
     if not allow_private and not all(_is_public(address) for address in addresses):
-        raise ImageError(
-            f"{label} leads to the private address of {url.hostname!r}; pass allow_private_urls=True if that is meant"
+        raise PrivateUrlError(
+            f"{label} leads to the private address of {url.hostname!r}",
+            "download it and pass the path, or in Python load_image(…, allow_private_urls=True)",
         )
     return addresses
 

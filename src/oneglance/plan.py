@@ -33,18 +33,20 @@ class Plan:
     Attributes:
         target, head: weights; a head has no embedding of its own.
         target_kv, head_kv: keys and values of the whole context and a pass, in the steps in which they grow.
+        fixed_kv: keys and values of images or of a recording, where they are seen by cross-attention.
         growth: the layer that is being copied while it grows, as it was.
         features: of the prompt's rows, from prefill until the head has taken them in.
         verify: logits (N + 1, V), masks, the widest layer's rows and kept features of one packed pass.
         draft: logits and masks of one block.
         prefill: the widest layer's rows of the whole prompt.
-        dtype, context, prompt, budget: what this is for.
+        dtype, context, prompt, budget, images: what this is for.
     """
 
     target: int
     head: int
     target_kv: int
     head_kv: int
+    fixed_kv: int
     growth: int
     features: int
     verify: int
@@ -54,20 +56,28 @@ class Plan:
     context: int
     prompt: int
     budget: int
+    images: int
 
     @property
     def total(self) -> int:
         """The peak: prefill with its features, or a round at the full context, whichever is more."""
-        weights = self.target + self.head
+        always = self.target + self.head + self.fixed_kv
         share = self.prompt / self.context
         kept = self.target_kv + self.head_kv
-        return weights + max(
+        return always + max(
             int(self.target_kv * share) + self.features + self.prefill, kept + max(self.verify, self.draft, self.growth)
         )
 
 
 def plan(
-    target: Target, head: HeadConfig | None, *, dtype: torch.dtype, context: int, prompt: int, budget: int
+    target: Target,
+    head: HeadConfig | None,
+    *,
+    dtype: torch.dtype,
+    context: int,
+    prompt: int,
+    budget: int,
+    images: int = 1,
 ) -> Plan:
     """Count what decoding holds.
 
@@ -78,6 +88,7 @@ def plan(
         context: prompt and answer, in rows.
         prompt: rows of it that prefill runs over.
         budget: nodes of the tree, root excluded.
+        images: or recordings of the prompt that are seen by cross-attention; others are rows of it.
     """
     size, text = dtype.itemsize, target.text_config
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
@@ -86,6 +97,8 @@ def plan(
     widest_row = (2 * text.hidden_size + 3 * target.inner_size) * size
     rows = budget + 1
     capacity = capacity_for(context + rows, target.context_length)
+    fixed_rows = images * target.fixed_rows
+    seen = max(capacity, fixed_rows)  # by a row of one layer
     own = feature_row = head_kv = head_layer_row = block = 0
     if head is not None:
         with torch.device("meta"):
@@ -99,15 +112,17 @@ def plan(
         head=own,
         target_kv=len(target.self_attention_layers) * layer_row * capacity,
         head_kv=head_kv,
+        fixed_kv=len(target.fixed_layers) * layer_row * fixed_rows,
         growth=max(layer_row, head_layer_row) * max(0, capacity - GROWTH),
         features=prompt * feature_row,
-        verify=rows * (target.vocab_size * size + (1 + group) * capacity * size + widest_row + feature_row),
+        verify=rows * (target.vocab_size * size + (1 + group) * seen * size + widest_row + feature_row),
         draft=block * (target.vocab_size * (size + 4) + capacity + widest_row),
         prefill=prompt * widest_row,
         dtype=str(dtype).removeprefix("torch."),
         context=context,
         prompt=prompt,
         budget=budget,
+        images=images,
     )
 
 

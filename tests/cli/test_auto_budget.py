@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,6 +39,42 @@ def test_generate_measures_once_and_writes_the_same_text(
     assert costs.provenance["target"] == str(text_target)
     monkeypatch.setattr(paced, "measure", lambda *_: pytest.fail("measured again"))
     assert run(*words, "--budget", "auto").json["token_ids"] == fixed["token_ids"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"draft_ms": -1},
+        {"draft_ms": float("nan")},
+        {"verify": [{"context": 0, "rows": rows, "ms": 1e300} for rows in (1, 2, 128)]},
+        {"verify": 3},
+        {"learned": {"hits": [1e300] * 25, "promised": [1e300] * 25}},
+        {"learned": {"hits": ["one"] * 25}},
+        {"learned": {"luck": 1}},
+        {"learned": {"hits": 1}},
+    ],
+)
+def test_a_damaged_cache_is_measured_anew_with_one_note(
+    run: Run,
+    text_target: Path,
+    text_head: Path,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    damage: dict[str, object],
+) -> None:
+    def measured(*pair: Any) -> Costs:
+        return costs_of().model_copy(update={"provenance": timing.provenance(*pair)})
+
+    monkeypatch.setattr(paced, "measure", measured)
+    words = ["generate", "hi", "--target", text_target, "--head", text_head, "--max-new-tokens", 8, "--json"]
+    sound = run(*words, "--budget", "auto")
+    assert "anew" not in sound.err
+    (path,) = (cache / "costs").iterdir()
+    path.write_text(json.dumps({**json.loads(path.read_text()), **damage}))
+    again = run(*words, "--budget", "auto")
+    assert again.code == 0
+    assert again.err.count("measuring anew") == again.err.count("note: ") == 1, again.err
+    assert again.json["token_ids"] == sound.json["token_ids"]
 
 
 @pytest.mark.parametrize(

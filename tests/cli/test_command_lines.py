@@ -81,6 +81,20 @@ def test_plain_decoding_takes_neither_weights_nor_ranks() -> None:
         prepare("none", None)(None, branch_k=2)
 
 
+@pytest.mark.parametrize("more", [[], ["--head", HEAD]])
+@pytest.mark.parametrize(
+    "words", [["generate", "hi"], ["chat"], ["demo"], ["doctor", "--json"], ["plan"], ["audit"], ["serve"], ["rounds"]]
+)
+def test_a_target_that_does_not_exist_is_named_first(run: Run, words: list[str], more: list[object]) -> None:
+    """Not the head that it would need: ``--head`` would only lead to the next error."""
+    assert "there is no target at './nowhere'" in run(*words, "--target", "./nowhere", *more).error
+
+
+@pytest.mark.parametrize("words", [["bench"], ["cost"], ["compare"], ["sweep", "budget"], ["probe", "image"]])
+def test_nor_is_one_measured(run: Run, words: list[str]) -> None:
+    assert "there is no target at './nowhere'" in run(*words, "--target", "./nowhere").error
+
+
 @pytest.mark.parametrize("json", [[], ["--json"]])
 @pytest.mark.parametrize(
     ("words", "named"),

@@ -82,7 +82,7 @@ def test_true_text_is_known_only_for_our_pages_and_their_prompts() -> None:
         (["--image", "missing.png"], "missing.png"),
         (["--budget", 0], "--budget must be at least 1"),
         (["--max-new-tokens", -1], "--max-new-tokens must be at least 0"),
-        (["--target", "./nowhere"], "needs a draft head"),
+        (["--target", "./nowhere"], "there is no target at './nowhere'"),
         (["--tree", "oak"], "unknown tree policy 'oak'"),
     ],
 )

@@ -3,9 +3,18 @@
 import shutil
 from pathlib import Path
 
-from oneglance.targets import open_target
+import pytest
 
-from .conftest import Run
+from oneglance.targets import open_target
+from oneglance.testing import tiny_target
+
+from .conftest import Run, saved
+
+
+@pytest.fixture(scope="module")
+def cross_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama-3.2-Vision with random weights."""
+    return saved(tiny_target("mllama"), tmp_path_factory.mktemp("cross"))
 
 
 def test_plan_is_the_loaded_targets_size(run: Run, text_target: Path, text_head: Path) -> None:
@@ -40,7 +49,22 @@ def test_plan_needs_no_weights(run: Run, text_target: Path, text_head: Path, tmp
     assert found["total"] == whole["total"]
 
 
+def test_images_are_counted_where_cross_attention_sees_them(run: Run, cross_target: Path) -> None:
+    words = ("plan", "--target", cross_target, "--drafter", "none", "--context", 100, "--prompt", 50)
+    one, three = (run(*words, *more, "--json").json for more in ([], ["--images", 3]))
+    assert 0 < 3 * one["fixed_kv"] == three["fixed_kv"]
+    assert three["total"] - one["total"] >= 2 * one["fixed_kv"]
+    assert "by cross-attention" in run(*words).out
+    assert "--check decodes a text" in run(*words, "--images", 1, "--check").error
+    checked = run(*words, "--check", "--json")
+    assert checked.code == 0
+    assert checked.json["fixed_kv"] == 0
+
+
 def test_bad_plans_are_one_line(run: Run, text_target: Path) -> None:
+    assert (
+        "no image by cross-attention" in run("plan", "--target", text_target, "--drafter", "none", "--images", 1).error
+    )
     words = ("plan", "--target", text_target, "--drafter")
     assert "knows the drafters" in run(*words, "ngram").error
     assert "--context must lie in" in run(*words, "none", "--context", 5000).error

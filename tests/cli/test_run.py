@@ -2,6 +2,10 @@
 
 import json
 import os
+import random
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ from oneglance.core import EMPTY_TREE, Generation, Round, TokenTree, Verdict
 
 from .conftest import Run
 
+SRC = str(Path(sys.modules["oneglance"].__file__ or "").parent.parent)
 ASK = ("--prompt", "Read.", "--max-new-tokens", "6", "--drafter", "none", "--dtype", "float32", "--threads", "1")
 
 
@@ -71,6 +76,51 @@ def test_a_killed_run_goes_on(run: Run, folder: Path, vision_target: Path, tmp_p
     assert "was written with sampling" in other.error
     (tmp_path / "theirs.jsonl").write_text('{"mine": 1}\n')
     assert "is not from this command" in run(*words[:-1], tmp_path / "theirs.jsonl").error
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="has no SIGKILL")
+def test_a_process_that_is_killed_goes_on(run: Run, vision_target: Path, tmp_path: Path) -> None:
+    """``kill -9`` at whatever moment, also while a row is written: no row is lost, none comes twice, none is torn."""
+    for shade in range(12):
+        page(tmp_path / "in" / f"{shade:02}é.png", 20 * shade)
+    words = ["run", tmp_path / "in", *ASK, "--max-new-tokens", "24", "--target", vision_target, "--out"]
+    run(*words, tmp_path / "unbroken.jsonl")
+    out = tmp_path / "out.jsonl"
+    rng = random.Random(0)
+    for _ in range(2):
+        before = killed([*words, out], out, rng.randrange(1, 4), rng.uniform(0, 0.05))
+        whole = before.rpartition(b"\n")[0].split(b"\n")
+        assert len({json.loads(line)["id"] for line in whole}) == len(whole)
+        with out.open("ab") as file:  # as if it had been in the middle of a row, and of a letter
+            file.write(whole[-1][: whole[-1].index("é".encode()) + 1])
+        assert len(whole) < 12, "it came to its end before it was killed"
+    result = run(*words, out, "--json").json
+    assert result["already_there"] == len(whole)
+    assert result["already_there"] + result["written"] == 12
+    assert out.read_bytes().startswith(b"\n".join(whole) + b"\n"), "rows that were there have changed"
+    keys = ("id", "prompt", "text", "finish_reason", "num_tokens")
+    answers = [[tuple(row[key] for key in keys) for row in rows(p)] for p in (out, tmp_path / "unbroken.jsonl")]
+    assert answers[0] == answers[1]
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def killed(words: list[Any], out: Path, num_rows: int, then_s: float) -> bytes:
+    """What a process left behind that was killed after it had written so many rows, and a while more."""
+    num_before = out.read_bytes().count(b"\n") if out.exists() else 0
+    command = [sys.executable, "-m", "oneglance", *map(str, words)]
+    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": SRC}, stderr=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 300
+        while not out.exists() or out.read_bytes().count(b"\n") < num_before + num_rows:
+            assert process.poll() is None, "it ended by itself"
+            assert time.monotonic() < end, "it hangs"
+            time.sleep(0.005)
+        time.sleep(then_s)
+    finally:
+        process.kill()
+        process.wait()
+    return out.read_bytes()
 
 
 def test_odd_names_and_separators_survive_a_second_run(run: Run, vision_target: Path, tmp_path: Path) -> None:

@@ -41,7 +41,8 @@ def logging_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ("words", "message"),
     [
         (["--config", "nowhere.yaml"], "cannot read the settings in nowhere.yaml"),
-        (["--target", "./nowhere"], "needs a draft head"),
+        (["--target", "./nowhere"], "there is no target at './nowhere'"),
+        (["--target", "owner/model"], "needs a draft head"),
         (["--budget", "0"], "setting budget"),
         (["--host", "256.1.1.1"], "cannot listen on 256.1.1.1"),
         (["--port", "0", "--target", "builtin:nobody"], "there is no 'builtin:nobody'"),

@@ -2,13 +2,21 @@
 
 import base64
 import json
+import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from PIL import Image
 
+from oneglance.commands.serve import serve
+from oneglance.core import InputError
 from oneglance.decoder import Decoder
+from oneglance.serve.settings import read_settings
 
 from .conftest import Running, data_uri, png, running, with_image
 
@@ -124,6 +132,60 @@ def test_only_json_is_read(tiny_server: Running) -> None:
 def test_hostile_images(tiny_server: Running, url: Any) -> None:
     answer = tiny_server.http.post("/v1/chat/completions", json={"messages": with_image(url)})
     assert answer.status_code == 400, answer.text
+
+
+@pytest.fixture
+def neighbour() -> Iterator[str]:
+    """The URL of a picture on this machine's own network."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = png()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/page.png"
+        server.shutdown()
+        thread.join()
+
+
+def test_private_addresses_are_the_operators_to_allow(tiny: Decoder, tiny_server: Running, neighbour: str) -> None:
+    """The message tells the client what a client can do, and the operator the option of the server."""
+    body = {"messages": with_image(neighbour), "max_tokens": 2, "seed": 0}
+    refused = tiny_server.http.post("/v1/chat/completions", json=body)
+    assert refused.status_code == 400
+    message = refused.json()["error"]["message"]
+    assert "private address of '127.0.0.1'" in message
+    assert "send the image as a data URI" in message
+    option = re.search(r"--[a-z-]+", message)
+    assert option
+    assert option[0] in {name for param in serve_command().params for name in param.opts}
+    assert "allow_private_urls" not in message, "an option of Python, which no client has"
+    with running(lambda: tiny, served_model_name="tiny", fetch_private_urls=True) as server:
+        fetched = server.http.post("/v1/chat/completions", json=body).json()
+        sent = server.http.post("/v1/chat/completions", json={**body, "messages": with_image(data_uri(png()))}).json()
+        assert fetched["choices"] == sent["choices"]
+        assert fetched["usage"]["prompt_tokens"] == sent["usage"]["prompt_tokens"]
+
+
+def test_private_urls_need_urls() -> None:
+    assert read_settings(None, {"fetch_private_urls": True}).fetch_private_urls
+    with pytest.raises(InputError, match=r"fetch_private_urls.*no URL is fetched"):
+        read_settings(None, {"fetch_urls": False, "fetch_private_urls": True})
+
+
+def serve_command() -> Any:
+    app = typer.Typer()
+    app.command()(serve)
+    return typer.main.get_command(app)
 
 
 def test_no_string_names_a_local_file(tiny_server: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,9 @@
 """Costs of a round: the fit, interpolation, the two objectives against brute force over every width, and the file."""
 
+import contextlib
 import json
 import math
+import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -26,6 +28,7 @@ from oneglance.cost import (
     throughput,
     write_costs,
 )
+from oneglance.pace import Controller
 from oneglance.tree import best_end, best_first, cost_aware, num_that_pay
 from pacing import bent_costs, costs_of
 
@@ -238,6 +241,97 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, content: str) -> No
     path.write_text(content)
     with pytest.raises(InputError, match=r"costs\.json holds no measured costs"):
         read_costs(path, {})
+
+
+ABSURD = [
+    *(-1, 0, -0.0, 1e300, -1e300, 10**400, 2**63, 129, 1e-300, math.nan, math.inf, -math.inf),
+    *(None, True, "5", "", "nan", [], [1], [[1.0] * 3], {}, {"ms": 1}),
+]
+
+
+def places(value: object, at: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Where in an object of lists and objects something stands."""
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in parts:
+        yield (*at, key)
+        yield from places(part, (*at, key))
+
+
+SOUND = json.loads(
+    json.dumps(
+        {
+            **costs_of().model_copy(update={"provenance": {"threads": 2}}).model_dump(),
+            "learned": {"hits": [1.0] * 25, "promised": [2.0] * 25},
+        }
+    )
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(list(places(SOUND))), st.sampled_from([*ABSURD, "gone"])), max_size=3))
+def test_absurd_numbers_are_refused_or_do_no_harm(damage: list[tuple[tuple[str | int, ...], object]]) -> None:
+    """A damaged cache is one clear error, or costs that are finite, never fall, and know a width."""
+    content = json.loads(json.dumps(SOUND))
+    for place, absurd in damage:
+        holder = content
+        try:
+            for key in place[:-1]:
+                holder = holder[key]
+            if absurd == "gone":
+                del holder[place[-1]]
+            else:
+                holder[place[-1]] = absurd
+        except (KeyError, IndexError, TypeError):
+            continue  # what was to be damaged is gone already
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "costs.json"
+        path.write_text(json.dumps(content))
+        try:
+            found = read_costs(path, content.get("provenance", {}))
+        except InputError:
+            return
+    assert found is not None
+    costs, learned = found
+    assert set(costs.ends) <= set(range(1, MAX_NODES + 1))
+    assert costs.ends
+    for context in (0, 1000, 10**6):
+        cost = costs.at(context)
+        for line in (cost.verify_ms, cost.fitted_ms):
+            assert np.isfinite(line).all()
+            assert min(line) >= 0
+            assert (np.diff(line[1:]) >= -1e-6 * max(line)).all()
+        assert 0 <= cost.draft_ms < math.inf
+    with contextlib.suppress(ValueError, TypeError):  # who resumes from it says so, and measures anew
+        controller = Controller.resume(costs, learned)
+        assert all(0 <= controller.calibration(score) <= 1 for score in (0.0, -0.3, -5.0, -40.0))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"draft_ms": -1.0},
+        {"draft_ms": math.nan},
+        {"draft_ms": "1.0"},
+        {"draft_ms": True},
+        {"ingest_ms": 1e300},
+        {"verify": []},
+        {"verify": [{"context": 0, "rows": rows, "ms": 0.0} for rows in SIZES]},
+        {"verify": [{"context": 0, "rows": rows, "ms": math.nan} for rows in SIZES]},
+        {"verify": [{"context": 0, "rows": rows, "ms": 1e300} for rows in SIZES]},
+        {"verify": [{"context": 0, "rows": rows, "ms": 1.0} for rows in (1, 200, 2**31)]},
+        {"verify": [{"context": 0, "rows": rows, "ms": 1.0} for rows in (1, 2, 2**40)]},
+        {"verify": [{"context": 0, "rows": rows, "ms": 1.0} for rows in range(1, 5000)]},
+        {"verify": [{"context": 0, "rows": "2", "ms": 1.0}]},
+        {"provenance": [1]},
+        {"learned": [1]},
+        {"learned": {"hits": [math.nan] * 25}},
+        {"learned": {"hits": [1e300] * 25}},
+    ],
+)
+def test_absurd_files_are_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps({**SOUND, **change}))
+    with pytest.raises(InputError, match="holds no measured costs"):
+        read_costs(path, {"threads": 2})
 
 
 def test_a_later_schema_is_not_guessed_at(tmp_path: Path) -> None:

@@ -23,8 +23,10 @@ def test_weights_caches_and_features_are_what_they_turn_out_to_be(family: str, d
     target = tiny_target(family, dtype=dtype)
     head = tiny_head(target)
     drafter = BlockDrafter(head, target)
-    state, root = start(target, prompt(target), drafter.target_layer_ids)  # text alone: no rows of cross-attention
-    found = plan(target, head.config, dtype=dtype, context=state.length, prompt=state.length, budget=63)
+    num_images = 2 if "mllama" in family else 0  # others have them in the prompt
+    state, root = start(target, prompt(target, num_images), drafter.target_layer_ids)
+    seen = num_images or 1  # a recording
+    found = plan(target, head.config, dtype=dtype, context=state.length, prompt=state.length, budget=63, images=seen)
     assert found.target == held_by(*target.model.parameters())
     assert found.head == held_by(*head.parameters())
     assert found.features == held_by(*state.fresh)
@@ -33,9 +35,13 @@ def test_weights_caches_and_features_are_what_they_turn_out_to_be(family: str, d
     rows = target.verify(state, root, from_path([1] * 63))
     layers = [state.cache.layers[i] for i in target.self_attention_layers]
     assert found.target_kv == sum(held_by(*layer.room) for layer in layers)
+    fixed = [state.cache.layers[i] for i in target.fixed_layers]
+    assert found.fixed_kv == sum(held_by(layer.keys, layer.values) for layer in fixed)
+    assert (found.fixed_kv > 0) == (family in ("mllama", "whisper"))
     assert found.head_kv == sum(held_by(*(layer.room or ())) for layer in draft_state.layers)
     assert found.verify >= held_by(rows)
-    assert found.total >= found.target + found.head + found.target_kv + found.head_kv + found.verify
+    kept = found.target_kv + found.head_kv + found.fixed_kv
+    assert found.total >= found.target + found.head + kept + found.verify
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_vl"])

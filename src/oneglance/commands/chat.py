@@ -86,6 +86,10 @@ def next_line(is_asked: bool) -> str | None:
     except EOFError:
         print(file=sys.stderr)
         return None
+    except KeyboardInterrupt:
+        if is_asked:  # the shell's prompt begins on a line of its own
+            print(file=sys.stderr)
+        raise
     except UnicodeDecodeError as error:
         raise InputError("stdin is not UTF-8 text; add an image with /image PATH") from error
     return line.rstrip("\r\n") if line else None

@@ -60,8 +60,10 @@ class Setup:
         if self.max_new_tokens < 2:
             raise InputError(f"a benchmark needs at least two new tokens, got --max-new-tokens {self.max_new_tokens}")
         from oneglance.runner import check_name
+        from oneglance.targets import locate
 
         check_name(self.runner)
+        locate(self.target)
         opening.check_tree(self.budget, None)
         opening.set_threads(self.threads)
 

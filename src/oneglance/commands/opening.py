@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oneglance.commands import options
-from oneglance.core import MAX_BUDGET, AnyBudget, InputError, OneglanceWarning, SamplingParams
+from oneglance.core import AnyBudget, InputError, OneglanceWarning, SamplingParams
 from oneglance.files import write_atomically
 
 if TYPE_CHECKING:
@@ -26,14 +26,11 @@ def check_tree(budget: AnyBudget, branch_k: int | None) -> None:
     """Refuse what no tree can have.
 
     Raises:
-        InputError: a number below 1.
+        InputError: a number out of range; the message has the options as they are written here.
     """
-    if budget != "auto" and budget < 1:
-        raise InputError(f"--budget must be at least 1, got {budget}; for plain decoding use --drafter none")
-    if budget != "auto" and budget > MAX_BUDGET:
-        raise InputError(f"--budget is at most {MAX_BUDGET}, got {budget}; wider trees cost more than they bring")
-    if branch_k is not None and branch_k < 1:
-        raise InputError(f"--branch-k must be at least 1, got {branch_k}")
+    from oneglance.drafters.settings import check_budget
+
+    check_budget(1 if budget == "auto" else budget, branch_k, written=lambda name: f"--{name.replace('_', '-')}")
 
 
 def budget_of(value: str) -> AnyBudget:
@@ -193,10 +190,12 @@ def head_name(target: str, head: str | None, drafter: str) -> str | None:
     """The head to load: the one given, or the built-in target's own block head.
 
     Raises:
-        InputError: another target without a head.
+        InputError: there is no such target, or it is another one and has no head.
     """
     from oneglance.drafters.settings import wants_block_head
+    from oneglance.targets import locate
 
+    locate(target)
     takes_own = wants_block_head(drafter)
     if takes_own and head is None and not target.startswith("builtin:"):
         raise InputError(

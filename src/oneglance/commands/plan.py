@@ -16,12 +16,17 @@ if TYPE_CHECKING:
     from oneglance.plan import Plan
 
 Context = Annotated[int | None, typer.Option(metavar="N", help="Rows of prompt and answer; default all that fit.")]
+Seen = Annotated[
+    int | None,
+    typer.Option("--images", metavar="N", min=0, help="Those that a target sees by cross-attention; default 1."),
+]
 Prompt = Annotated[int, typer.Option(metavar="N", min=1, help="Rows of the prompt, those of its images among them.")]
 NAMES = {
     "target": "the target's weights",
     "head": "the head's weights",
     "target_kv": "the target's keys and values",
     "head_kv": "the head's keys and values",
+    "fixed_kv": "keys and values of images or audio, by cross-attention",
     "growth": "one layer's, while it grows",
     "features": "the prompt's features, during prefill",
     "prefill": "the widest layer, during prefill",
@@ -37,6 +42,7 @@ Check = Annotated[
 def plan(
     context: Context = None,
     prompt: Prompt = 1024,
+    images: Seen = None,
     target: options.Target = options.BUILTIN,
     head: options.Head = None,
     drafter: options.Drafter = "block",
@@ -48,8 +54,8 @@ def plan(
     """Say what decoding will hold in memory, part by part, without loading a weight.
 
     From the target's config and the head's alone: weights, keys and values of the whole context, what prefill and one
-    packed pass need besides. Buffers of libraries, rows of vision and cross-attention, and quantised weights are not
-    counted. With --check, exits with 1 where decoding then held more than was planned.
+    packed pass need besides. Buffers of libraries, the vision encoder's own rows, and quantised weights are not
+    counted. With --check, exits with 1 where decoding a text then held more than was planned.
     """
     from oneglance.drafters.checkpoint import read_config
     from oneglance.drafters.head import HeadConfig
@@ -69,6 +75,10 @@ def plan(
     rows = outline.context_length if context is None else context
     if not 1 <= rows <= outline.context_length:
         raise InputError(f"--context must lie in 1..{outline.context_length}, the target's own, got {rows}")
+    if images is not None and not (outline.takes_images and outline.fixed_layers):
+        raise InputError(f"--images: {target} sees no image by cross-attention; count its rows in --prompt")
+    if images and check:
+        raise InputError("--check decodes a text; leave out --images")
     found = count(
         outline,
         config,
@@ -76,6 +86,7 @@ def plan(
         context=rows,
         prompt=min(prompt, rows),
         budget=budget,
+        images=images if images is not None else 0 if check else 1,
     )
     result = {**asdict(found), "total": found.total, "target_name": target, "head_name": name}
     if check:

@@ -43,6 +43,15 @@ FetchUrls = Annotated[
     bool, typer.Option("--fetch-urls/--no-fetch-urls", rich_help_panel=LIMITS, help="Read images by http(s) URL.")
 ]
 
+FetchPrivateUrls = Annotated[
+    bool,
+    typer.Option(
+        "--fetch-private-urls",
+        rich_help_panel=LIMITS,
+        help="And from this machine's own network, which any client may then reach through it.",
+    ),
+]
+
 
 def serve(
     context: typer.Context,
@@ -57,6 +66,7 @@ def serve(
     timeout_s: Timeout = 600.0,
     max_tokens: MaxTokens = 1024,
     fetch_urls: FetchUrls = True,
+    fetch_private_urls: FetchPrivateUrls = False,
     target: options.Target = options.BUILTIN,
     head: options.Head = None,
     drafter: options.Drafter = "block",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -63,8 +63,12 @@ def read_settings(kind: type[S], drafter: str, given: Mapping[str, object]) -> S
         raise InputError(f"drafter {drafter!r}: {what}; its settings: {known}") from error
 
 
-def check_budget(budget: Any, branch_k: Any = None) -> None:
-    """Refuse what no tree can have.
+def check_budget(budget: Any, branch_k: Any = None, *, written: Callable[[str], str] = str) -> None:
+    """Refuse what no tree can have. The one place that knows the ranges.
+
+    Args:
+        budget, branch_k: of a tree.
+        written: name of an option → how whoever gave it writes it.
 
     Raises:
         InputError: no whole number, or one out of range.
@@ -73,12 +77,14 @@ def check_budget(budget: Any, branch_k: Any = None) -> None:
         if value is None and name == "branch_k":
             continue
         if isinstance(value, bool) or not hasattr(value, "__index__"):
-            raise InputError(f"{name} must be a whole number, got {value!r}")
+            raise InputError(f"{written(name)} must be a whole number, got {value!r}")
         if value < 1:
-            hint = "; use drafter 'none' for plain decoding" if name == "budget" else ""
-            raise InputError(f"{name} must be at least 1, got {value}{hint}")
+            hint = f"; for plain decoding use {written('drafter')} none" if name == "budget" else ""
+            raise InputError(f"{written(name)} must be at least 1, got {value}{hint}")
         if value > highest:
-            raise InputError(f"{name} is at most {highest}, got {value}; wider trees cost more than they bring")
+            raise InputError(
+                f"{written(name)} is at most {highest}, got {value}; wider trees cost more than they bring"
+            )
 
 
 def check_tree_options(drafter: str, budget: int, branch_k: int | None) -> None:

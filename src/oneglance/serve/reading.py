@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from oneglance.core import ImageError, InputError, SamplingParams
+from oneglance.core import ImageError, InputError, PrivateUrlError, SamplingParams
 from oneglance.files import parse_json
 from oneglance.images import MAX_BYTES, load_image
 from oneglance.serve import schema
@@ -19,6 +19,8 @@ from oneglance.serve.settings import ServeSettings
 from oneglance.serve.tools import CLOSE, NamedCall, PlainText, TaggedCalls
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from oneglance.targets.base import Target
     from oneglance.targets.state import Inputs
 
@@ -269,7 +271,17 @@ def _past_call(call: schema.ToolCall) -> dict[str, Any]:
 def _part(part: schema.Part, settings: ServeSettings) -> dict[str, Any]:
     if isinstance(part, schema.TextPart):
         return {"type": "text", "text": part.text}
-    return {"type": "image", "image": load_image(_source(part.image_url.url, settings))}
+    return {"type": "image", "image": _image(part.image_url.url, settings)}
+
+
+def _image(url: str, settings: ServeSettings) -> Image:
+    try:
+        return load_image(_source(url, settings), allow_private_urls=settings.fetch_private_urls)
+    except PrivateUrlError as error:
+        raise ImageError(
+            f"{error.what}, from which this server does not fetch; send the image as a data URI "
+            "(who runs the server may allow such URLs with --fetch-private-urls)"
+        ) from error
 
 
 def _source(url: str, settings: ServeSettings) -> str | bytes:

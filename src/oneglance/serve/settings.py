@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from oneglance.core import DEFAULT_BUDGET, DEFAULT_PREFIX_MB, InputError
 from oneglance.files import parse_yaml
@@ -30,7 +30,9 @@ class ServeSettings(BaseModel):
         max_budget: largest tree that a request may ask for.
         max_body_mb: largest request body, in MiB.
         prefix_cache_mb: memory, in MiB, for the rows of earlier prompts and answers; 0 reuses none.
-        fetch_urls: whether images may be named by http(s) URL; private addresses are refused all the same.
+        fetch_urls: whether images may be named by http(s) URL.
+        fetch_private_urls: also from loopback, private and link-local addresses: then whoever may ask can make this
+            machine read from its own network.
         cors_origins: web origins that may call from a browser; none by default.
         log_prompts: put request text into the log.
     """
@@ -64,8 +66,16 @@ class ServeSettings(BaseModel):
     max_body_mb: int = Field(64, ge=1)
     prefix_cache_mb: int = Field(DEFAULT_PREFIX_MB, ge=0)
     fetch_urls: bool = True
+    fetch_private_urls: bool = False
     cors_origins: tuple[str, ...] = ()
     log_prompts: bool = False
+
+    @field_validator("fetch_private_urls")
+    @classmethod
+    def _is_looked_at(cls, value: bool, info: ValidationInfo) -> bool:
+        if value and info.data.get("fetch_urls") is False:
+            raise ValueError("no URL is fetched at all; drop it, or allow fetch_urls")
+        return value
 
     @property
     def model_name(self) -> str:

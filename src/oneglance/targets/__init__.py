@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -40,7 +41,7 @@ def family(model_type: str) -> type[Target]:
 
 
 def resolve(name: str) -> str:
-    """The folder or hub id behind a target's name.
+    """The folder or hub id behind a target's name; the folder may be another machine's.
 
     Raises:
         TargetError: an unknown builtin.
@@ -50,6 +51,32 @@ def resolve(name: str) -> str:
     if name not in BUILTIN:
         raise TargetError(f"there is no {name!r}; built-in targets: {', '.join(BUILTIN)}")
     return str(BUILTIN[name])
+
+
+def locate(name: str) -> str:
+    """As ``resolve``, of a target that is to be opened here. Reads nothing, so that it can be asked first.
+
+    Raises:
+        TargetError: an unknown builtin, a file, or what is neither a folder nor could be a hub id.
+    """
+    place = os.path.expanduser(resolve(name))
+    if os.path.isfile(place):
+        raise TargetError(f"target {name!r} is a file; give the folder that holds config.json")
+    if not os.path.isdir(place) and not could_be_hub_id(name):
+        raise TargetError(f"there is no target at {name!r}; give a folder, a hub id (owner/name) or builtin:reader")
+    return place
+
+
+def could_be_hub_id(name: str) -> bool:
+    """Whether the hub allows such a name, with an owner or without."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # documented, not in its __all__
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return True
 
 
 def open_target(
@@ -91,7 +118,7 @@ def open_target(
         raise TargetError("device 'meta' holds no numbers to decode with; use cpu or cuda")
     if device_map and find_spec("accelerate") is None:
         raise TargetError("device_map needs accelerate; pip install 'oneglance[train]', or give a device")
-    folder = resolve(name)
+    folder = locate(name)
     if torch_device_missing(device):
         raise TargetError(f"device {device!r} is not available here; use cpu")
     options: dict[str, Any] = {"dtype": parse_dtype(dtype), "attn_implementation": attention}

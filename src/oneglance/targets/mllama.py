@@ -48,6 +48,13 @@ class Mllama(Target):
         return tuple(i for i in range(self.num_layers) if i not in cross)
 
     @property
+    def fixed_rows(self) -> int:
+        """Every image is padded to the processor's number of tiles; each has its patches and a class row."""
+        vision = self.model.config.vision_config
+        patches = int(vision.image_size // vision.patch_size) ** 2 + 1
+        return int(self.processor.image_processor.max_image_tiles) * patches
+
+    @property
     def image_names(self) -> tuple[str, ...]:
         return ("pixel_values", "aspect_ratio_ids", "aspect_ratio_mask")
 

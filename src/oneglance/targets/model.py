@@ -142,6 +142,11 @@ class HFModel:
         """Layers of the cache that hold an image or a recording, the same rows whatever the text."""
         return tuple(i for i in range(self.num_layers) if i not in self.self_attention_layers)
 
+    @property
+    def fixed_rows(self) -> int:
+        """Rows of such a layer for each image or recording."""
+        return 0
+
     def feature_points(self, layer_ids: Sequence[int]) -> list[tuple[nn.Module, str]]:
         """Where the feature of each kept layer is read: the residual stream that enters the next layer, after any
         DeepStack add (``FEATURE_POINT``). What enters the first layer is that of layer ``EMBEDDING``."""

@@ -60,6 +60,10 @@ class Whisper(Target):
         return tuple(range(self.num_layers, 2 * self.num_layers))
 
     @property
+    def fixed_rows(self) -> int:
+        return int(self.model.config.max_source_positions)
+
+    @property
     def input_names(self) -> tuple[str, ...]:
         return ("input_features",)
 
