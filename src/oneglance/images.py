@@ -13,33 +13,28 @@ import base64
 import binascii
 import contextlib
 import hashlib
-import http.client
 import io
-import ipaddress
 import os
 import re
-import socket
-import ssl
 import stat
-import threading
 import warnings
 from pathlib import Path
 from typing import TypeAlias
-from urllib.parse import SplitResult, quote, unquote_to_bytes, urljoin, urlsplit
+from urllib.parse import unquote_to_bytes
 
 import numpy as np
 from PIL import Image, ImageOps
+from PIL.TiffImagePlugin import PHOTOMETRIC_INTERPRETATION, TiffImageFile
 
-from oneglance.core import ImageError, OneglanceWarning, PrivateUrlError
+from oneglance.core import ImageError, OneglanceWarning
+from oneglance.fetch import fetch, too_long
 
 ImageSource: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | memoryview | Image.Image | np.ndarray"
 
 MAX_BYTES = 50 * 2**20
 MAX_PIXELS = 64_000_000  # below the size at which Pillow itself complains
 MAX_ASPECT = 200  # the processors of the Qwen family refuse more
-URL_TIMEOUT_S = 20.0
-MAX_REDIRECTS = 5
-URL_SAFE = "/%:@!$&'()*+,;=~-._?"
+YCBCR = 6  # as TIFF counts colour spaces
 
 # Raster formats that Pillow decodes itself; others may start helper programs (EPS). JPEG includes MPO.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM")
@@ -95,7 +90,7 @@ def load_image(
             "PIL image or numpy array"
         )
     if len(data) > max_bytes:
-        raise _too_long(label, max_bytes)
+        raise too_long(label, max_bytes)
     return _decode(data, label, max_pixels)
 
 
@@ -118,15 +113,11 @@ def _label(source: object) -> str:
     return repr(text if len(text) <= 80 else text[:60] + "…" + text[-15:])
 
 
-def _too_long(label: str, max_bytes: int) -> ImageError:
-    return ImageError(f"{label} is larger than {max_bytes} bytes; save it smaller or raise max_bytes")
-
-
 def _read_string(text: str, label: str, *, allow_private_urls: bool, max_bytes: int) -> bytes:
     scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):(//)?", text)
     kind = scheme[1].lower() if scheme else ""
     if kind in ("http", "https"):
-        return _fetch(text, label, allow_private_urls=allow_private_urls, max_bytes=max_bytes)
+        return fetch(text, label, allow_private_urls=allow_private_urls, max_bytes=max_bytes)
     if kind == "data":
         return _read_data_uri(text, label, max_bytes)
     if scheme and scheme[2]:
@@ -148,7 +139,7 @@ def _read_file(path: Path, label: str, max_bytes: int) -> bytes:
             kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
             raise ImageError(f"{label} is {kind}; pass one image file")
         if status.st_size > max_bytes:
-            raise _too_long(label, max_bytes)
+            raise too_long(label, max_bytes)
         with path.open("rb") as file:
             return file.read(max_bytes + 1)
     except FileNotFoundError:
@@ -164,13 +155,13 @@ def _read_data_uri(text: str, label: str, max_bytes: int) -> bytes:
     if header.lower().endswith(";base64"):
         return _decode_base64("".join(unquote_to_bytes(body).decode("ascii", "replace").split()), label, max_bytes)
     if len(body) > 3 * max_bytes:
-        raise _too_long(label, max_bytes)
+        raise too_long(label, max_bytes)
     return unquote_to_bytes(body)
 
 
 def _decode_base64(packed: str, label: str, max_bytes: int) -> bytes:
     if len(packed) // 4 * 3 > max_bytes + 2:
-        raise _too_long(label, max_bytes)
+        raise too_long(label, max_bytes)
     plain = packed.rstrip("=").replace("-", "+").replace("_", "/")
     try:
         return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
@@ -253,8 +244,17 @@ def _what_is_wrong(data: bytes) -> str:
     return "is not an image in a supported format; save it as PNG or JPEG"
 
 
+def _is_misread(image: Image.Image) -> bool:
+    """Pillow before 13 takes three bytes of raw YCbCr for four (its issue 9770), in some files without an error."""
+    if not isinstance(image, TiffImageFile) or image.tag_v2.get(PHOTOMETRIC_INTERPRETATION) != YCBCR:
+        return False
+    return image.mode == "RGB" and any(tile[0] == "raw" for tile in image.tile)
+
+
 def _normalise(image: Image.Image, label: str, max_pixels: int) -> Image.Image:
     _check_size(image.width, image.height, label, max_pixels)
+    if _is_misread(image):
+        raise ImageError(f"{label} has raw YCbCr pixels, which need pillow>=13; install that or save it as PNG")
     try:
         image.load()
     except Exception as error:  # decoders fail in any way on strange bytes
@@ -286,114 +286,3 @@ def _to_rgb(image: Image.Image, label: str) -> Image.Image:
         canvas.paste(image, mask=image.getchannel("A"))
         return canvas
     return image.convert("RGB")
-
-
-# URLs ---------------------------------------------------------------------------------------------------------------
-
-
-class _PinnedConnection(http.client.HTTPConnection):
-    """A connection to addresses that were checked, so that a second DNS answer cannot lead elsewhere. Uses no proxy."""
-
-    def __init__(self, url: SplitResult, addresses: list[str]) -> None:
-        is_tls = url.scheme.lower() == "https"
-        super().__init__(url.hostname or "", url.port or (443 if is_tls else 80), timeout=URL_TIMEOUT_S)
-        self._addresses = addresses
-        self._opened: socket.socket | None = None
-        self._context = ssl.create_default_context() if is_tls else None
-        self.default_port = 443 if is_tls else 80
-
-    def connect(self) -> None:
-        *others, last = self._addresses
-        for address in others:
-            with contextlib.suppress(OSError):  # perhaps no IPv6 here; the next address may do
-                sock = socket.create_connection((address, self.port), self.timeout)
-                break
-        else:
-            sock = socket.create_connection((last, self.port), self.timeout)
-        if self._context:
-            sock = self._context.wrap_socket(sock, server_hostname=self.host, do_handshake_on_connect=False)
-        self.sock = self._opened = sock  # http.client lets go of its own while an answer is read
-        if isinstance(sock, ssl.SSLSocket):
-            sock.do_handshake()
-
-    def abort(self) -> None:
-        """Wake whoever waits on this connection."""
-        if self._opened is not None:
-            with contextlib.suppress(OSError, ValueError):  # closed already
-                self._opened.shutdown(socket.SHUT_RDWR)
-
-
-def _is_public(address: str) -> bool:
-    ip = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(ip, ipaddress.IPv6Address):
-        inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else None)
-        if ip in ipaddress.ip_network("64:ff9b::/96"):
-            inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
-        if inner is not None:
-            return inner.is_global and not inner.is_multicast
-    return ip.is_global and not ip.is_multicast
-
-
-def _resolve(url: SplitResult, label: str, *, allow_private: bool) -> list[str]:
-    """The addresses to connect to. Every one must be allowed, not only the first."""
-    if url.scheme.lower() not in ("http", "https") or not url.hostname:
-        raise ImageError(f"{label} leads to {url.geturl()[:80]!r}; only http and https URLs with a host are fetched")
-    infos = socket.getaddrinfo(url.hostname, url.port or 80, type=socket.SOCK_STREAM)
-    addresses = [str(info[4][0]) for info in infos]
-    if not allow_private and not all(_is_public(address) for address in addresses):
-        raise PrivateUrlError(
-            f"{label} leads to the private address of {url.hostname!r}",
-            "download it and pass the path, or in Python load_image(…, allow_private_urls=True)",
-        )
-    return addresses
-
-
-def _fetch(text: str, label: str, *, allow_private_urls: bool, max_bytes: int) -> bytes:
-    for _ in range(MAX_REDIRECTS + 1):
-        try:
-            url = urlsplit(text)
-            addresses = _resolve(url, label, allow_private=allow_private_urls)
-            data, redirect = _get(_PinnedConnection(url, addresses), url, label, max_bytes)
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise ImageError(f"{label} could not be fetched ({reason}); check the URL and the network") from None
-        if redirect is None:
-            return data
-        text = urljoin(text, redirect)
-    raise ImageError(f"{label} redirects more than {MAX_REDIRECTS} times; pass the final URL")
-
-
-def _get(connection: _PinnedConnection, url: SplitResult, label: str, max_bytes: int) -> tuple[bytes, str | None]:
-    """The body, or where a redirect leads."""
-    query = f"?{quote(url.query, safe=URL_SAFE)}" if url.query else ""
-    target = (quote(url.path, safe=URL_SAFE) or "/") + query
-    is_late = threading.Event()
-
-    def give_up() -> None:
-        is_late.set()
-        connection.abort()
-
-    timer = threading.Timer(URL_TIMEOUT_S, give_up)
-    timer.daemon = True
-    timer.start()
-    try:
-        connection.request("GET", target, headers={"Accept": "image/*", "User-Agent": "oneglance"})
-        with connection.getresponse() as response:
-            if response.status in (301, 302, 303, 307, 308):
-                return b"", response.getheader("Location") or ""
-            if response.status != 200:
-                raise ImageError(f"{label} could not be fetched (HTTP {response.status}); check the URL")
-            if (response.length or 0) > max_bytes:
-                raise _too_long(label, max_bytes)
-            data = response.read(max_bytes + 1)
-            if response.length and len(data) <= max_bytes:
-                raise ConnectionError("the server closed the connection early")
-    except (OSError, ValueError, http.client.HTTPException):
-        if not is_late.is_set():
-            raise
-    finally:
-        timer.cancel()
-        connection.close()
-    if is_late.is_set():
-        raise ImageError(f"{label} took longer than {URL_TIMEOUT_S:g} s; download it and pass the path")
-    return data, None

@@ -221,11 +221,12 @@ def test_a_text_only_target_refuses_images_by_name(qwen3: Target) -> None:
 
 def test_placeholder_text_in_a_prompt_is_no_image(vision_target: Target) -> None:
     """A user who types the placeholder must not shift the images of the prompt."""
-    placeholder = "<|image|>" if vision_target.model.config.model_type == "mllama" else "<|image_pad|>"
-    for options in ({}, {"images": [A]}):
-        with pytest.raises(InputError, match=r"refuses the prompt: .*image") as error:
-            encode(vision_target, f"what is {placeholder}?", **options)
-        assert "\n" not in str(error.value)
+    is_mllama = vision_target.model.config.model_type == "mllama"
+    for placeholder in ["<|image|>"] if is_mllama else ["<|image_pad|>", "<|video_pad|>"]:
+        for options in ({}, {"images": [A]}, {"system": f"no {placeholder}"}):
+            with pytest.raises(InputError, match=r"the prompt spells <.*>, with which the target marks") as error:
+                encode(vision_target, f"what is {placeholder}?", **options)
+            assert "\n" not in str(error.value)
 
 
 def test_generate_takes_prompts_as_they_are(vision_target: Target) -> None:

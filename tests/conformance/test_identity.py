@@ -121,7 +121,7 @@ def test_a_head_that_returns_nan_costs_speed_only(family: str) -> None:
     decoder = Decoder(target, BlockDrafter(nan_head(target), target))
     with pytest.warns(OneglanceWarning, match="NaN") as caught:
         generation = decode_ids(decoder, inputs, NUM_TOKENS).generation
-    assert len(caught) == 1
+    assert sum(warning.category is OneglanceWarning for warning in caught) == 1
     assert generation.token_ids == reference
     assert decode_ids(decoder, inputs, NUM_TOKENS).generation.token_ids == reference  # and does not say it again
     assert generation.draft_passes == 0

@@ -291,7 +291,7 @@ def test_a_failing_drafter_costs_speed_only(family: str, after: int, error: Exce
     decoder = Decoder(target, drafter)
     with pytest.warns(OneglanceWarning, match="the rest is decoded plainly: ") as caught:
         generation = decode_ids(decoder, inputs, 12).generation
-    assert len(caught) == 1
+    assert sum(warning.category is OneglanceWarning for warning in caught) == 1
     assert generation.token_ids == reference
     assert drafter.calls == after + 1, "it is not asked again in this generation"
     assert generation.fell_back == str(error)

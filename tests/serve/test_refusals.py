@@ -55,7 +55,7 @@ BOMB = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR" + (60000).to_bytes(4, "big") * 2 +
         ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "input_audio"),
         ({"messages": [{"role": "user", "content": "x", "weight": 1}]}, "weight"),
         ({"messages": [{"role": "user", "content": "x" * 5000}]}, "context is 1024"),
-        ({"messages": [{"role": "user", "content": "<|image_pad|>"}]}, "refuses the prompt"),
+        ({"messages": [{"role": "user", "content": "<|image_pad|>"}]}, "the prompt spells"),
     ],
 )
 def test_bad_parameters_are_named(tiny_server: Running, body: dict[str, Any], message: str) -> None:

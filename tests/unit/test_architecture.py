@@ -19,7 +19,7 @@ MAX_LINES = 400
 # reverse. `testing` ships doubles of targets and drafters.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"errors"}),
-    frozenset({"files", "sampling"}),
+    frozenset({"files", "fetch", "sampling"}),
     frozenset({"core"}),
     frozenset({"tree", "cost", "accept", "stats", "text", "images", "audio", "acceptance"}),
     frozenset({"tasks", "widths"}),

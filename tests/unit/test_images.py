@@ -22,8 +22,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageFile
+from PIL import __version__ as pillow_version
 
-from oneglance import images
+from oneglance import fetch
 from oneglance.core import ImageError, InputError, OneglanceWarning
 from oneglance.images import image_sha256, load_image
 
@@ -240,7 +241,7 @@ FILES: dict[str, tuple[str, str]] = {
     f"{mode} in {kind}": (mode, kind)
     for kind, modes in {
         "PNG": ["RGBA, half", "L", "LA", "1, white", "P", "P, index clear", "P, table of alphas", "I;16"],
-        "TIFF": ["RGBA, half", "L", "1, black", "P", "CMYK, cyan", "I;16", "I;16B", "I, 16 bit", "F", "YCbCr"],
+        "TIFF": ["RGBA, half", "L", "1, black", "P", "CMYK, cyan", "I;16", "I;16B", "I, 16 bit", "F"],
         "BMP": ["RGB", "L", "1, white", "P"],
         "GIF": ["P", "P, index clear", "L"],
         "PPM": ["RGB", "L", "1, black"],
@@ -254,6 +255,24 @@ def test_every_mode_of_file_becomes_rgb(name: str) -> None:
     mode, kind = FILES[name]
     source, expected = MODES[mode]
     assert load_image(encoded(source, kind)).getcolors() == [(12, expected)]
+
+
+@pytest.mark.parametrize("compression", ["tiff_lzw", "tiff_adobe_deflate", "packbits"])
+def test_ycbcr_in_a_compressed_tiff(compression: str) -> None:
+    source, expected = MODES["YCbCr"]
+    assert load_image(encoded(source, "TIFF", compression=compression)).getcolors() == [(12, expected)]
+
+
+@pytest.mark.parametrize("after", [b"", bytes(64)])
+def test_ycbcr_in_a_raw_tiff_is_never_misread(after: bytes) -> None:
+    """Pillow before 13 reads beyond the pixels: an error at the end of the file, else wrong colours."""
+    source, expected = MODES["YCbCr"]
+    data = encoded(source, "TIFF") + after
+    if int(pillow_version.partition(".")[0]) < 13:
+        assert "pillow>=13" in error_of(data)
+        assert "pillow>=13" in error_of(Image.open(io.BytesIO(data)))
+    else:
+        assert load_image(data).getcolors() == [(12, expected)]
 
 
 LOSSY = [(kind, mode) for kind in ("JPEG", "WEBP", "AVIF", "JPEG2000") for mode in ("RGB", "L")]
@@ -608,7 +627,7 @@ def test_endless_answer_is_cut(url: str) -> None:
 
 @pytest.mark.parametrize("path", ["/slow", "/slow-headers"])
 def test_dripping_answer_is_given_up(path: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "URL_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(fetch, "URL_TIMEOUT_S", 0.3)
     start = time.monotonic()
     assert "took longer than 0.3 s" in error_of(url + path, allow_private_urls=True)
     assert time.monotonic() - start < 2
@@ -628,7 +647,7 @@ def test_private_addresses_are_refused(host: str, port: int) -> None:
 
 
 def test_redirects_are_checked_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "_is_public", lambda address: address == "127.0.0.1")
+    monkeypatch.setattr(fetch, "_is_public", lambda address: address == "127.0.0.1")
     assert load_image(url + "/redirect").size == (10, 6)
     assert "private address of '127.0.0.2'" in error_of(url + "/elsewhere")
 
@@ -641,12 +660,12 @@ def test_the_checked_address_is_the_one_connected_to(port: int, monkeypatch: pyt
         return look_up(next(answers) if host == "pictures.test" else host, *args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    monkeypatch.setattr(images, "_is_public", lambda address: True)
+    monkeypatch.setattr(fetch, "_is_public", lambda address: True)
     assert load_image(f"http://pictures.test:{port}/page.png").size == (10, 6)
 
 
 def test_the_next_address_is_tried(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "_resolve", lambda url, label, allow_private: ["::1", "127.0.0.1"])  # IPv4 only
+    monkeypatch.setattr(fetch, "_resolve", lambda url, label, allow_private: ["::1", "127.0.0.1"])  # IPv4 only
     assert load_image(f"http://pictures.test:{port}/page.png").size == (10, 6)
 
 
@@ -675,4 +694,4 @@ def test_the_next_address_is_tried(port: int, monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 def test_which_addresses_are_public(address: str, is_public: bool) -> None:
-    assert images._is_public(address) is is_public
+    assert fetch._is_public(address) is is_public

@@ -42,8 +42,8 @@ def check_line(context: Any) -> None:
     for name in OUTPUTS:
         value = params.get(name)
         for path in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(path, Path):
-                check_output(options[name].opts[0], path, is_folder=options[name].metavar == FOLDER)
+            if path is not None:  # typer before 0.29 makes a path of it later
+                check_output(options[name].opts[0], Path(path), is_folder=options[name].metavar == FOLDER)
     if params.get("figures") is not None:
         check_extra("matplotlib", "figures need matplotlib")
 

@@ -56,10 +56,11 @@ def encode(
         messages = [{**m, "content": _joined_text(m["content"])} for m in messages]
         encoded = target.tokenizer(_render(target, messages, tools), **_TEXT)
         return target.wrap({k: v for k, v in encoded.items() if k in ("input_ids", "attention_mask")})
+    _check_placeholders(target, messages, tools)
     arguments: dict[str, Any] = {"images": pictures} if pictures else {}
     try:
         encoded = target.processor(text=[_render(target, messages, tools)], **arguments, **_TEXT)
-    except ValueError as error:  # placeholders typed into a text, an image of an impossible shape, …
+    except ValueError as error:  # an image of an impossible shape, …
         raise InputError(f"the target's processor refuses the prompt: {str(error).strip().splitlines()[0]}") from error
     return target.wrap({k: v for k, v in encoded.items() if k in ("input_ids", "attention_mask", *target.input_names)})
 
@@ -84,6 +85,15 @@ def normalise(
         raise InputError("there are no messages; give at least one user message")
     pictures: list[Image.Image] = []
     return [_message(m, pictures) for m in prompt], pictures
+
+
+def _check_placeholders(target: Target, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse texts that spell what stands for an image: the processor would count it, or shift the images by it."""
+    typed = f"{messages} {tools}"
+    for kind in ("image", "video"):
+        token = getattr(target.processor, f"{kind}_token", None)
+        if token and token in typed:
+            raise InputError(f"the prompt spells {token}, with which the target marks where {kind}s go; take it out")
 
 
 _TEXT = {"return_tensors": "pt", "add_special_tokens": False}
