@@ -196,4 +196,7 @@ class Controller:
         Raises:
             ValueError, TypeError: ``learned`` is not what that rule keeps.
         """
+        strangers = learned.keys() - RULES.keys()
+        if strangers:
+            raise ValueError(f"no rule of width has learned {min(strangers)!r}")
         return cls(costs, rule, learned.get(rule))

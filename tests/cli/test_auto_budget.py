@@ -48,10 +48,12 @@ def test_generate_measures_once_and_writes_the_same_text(
         {"draft_ms": float("nan")},
         {"verify": [{"context": 0, "rows": rows, "ms": 1e300} for rows in (1, 2, 128)]},
         {"verify": 3},
-        {"learned": {"hits": [1e300] * 25, "promised": [1e300] * 25}},
-        {"learned": {"hits": ["one"] * 25}},
+        {"learned": {"standing": {"tokens": [[1e300, 1e300]] * 6}}},
+        {"learned": {"standing": {"tokens": [["one", "two"]] * 6}}},
+        {"learned": {"standing": {"tokens": [[1.0, 1.0]]}}},
+        {"learned": {"standing": {"hits": [1.0] * 25}}},
+        {"learned": {"standing": 1}},
         {"learned": {"luck": 1}},
-        {"learned": {"hits": 1}},
     ],
 )
 def test_a_damaged_cache_is_measured_anew_with_one_note(

@@ -71,8 +71,11 @@ def test_what_a_rule_learned_survives_a_round_trip(rule: str) -> None:
     again = Controller.resume(costs_of(), controller.learned(), rule)
     assert again.learned() == controller.learned() != Controller(costs_of(), rule).learned()
     assert again.num_trees == 0
-    other = Controller.resume(costs_of(), {"another": controller.learned()[rule]}, rule)
+    another = next(name for name in RULES if name != rule)
+    other = Controller.resume(costs_of(), {another: controller.learned()[rule]}, rule)
     assert other.learned() == Controller(costs_of(), rule).learned()
+    with pytest.raises(ValueError, match="no rule of width has learned 'luck'"):
+        Controller.resume(costs_of(), {"luck": controller.learned()[rule]}, rule)
 
 
 @pytest.mark.parametrize("values", [[1.0], [-1.0] * NUM_KNOTS, [math.nan] * NUM_KNOTS, "ab"])
