@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import takewhile
 from typing import Any, Literal
 
 import torch
@@ -62,13 +63,18 @@ class Traced(Decoder):
         return Reference(ids, torch.stack(self.rows[:size]).float(), self.gaps[:size]), stream.generation
 
     def feature_error(self, inputs: Inputs, token_ids: Sequence[int]) -> float:
-        """How far what the drafter read is from one plain pass over prompt and answer, per row and relative to it."""
+        """How far what the drafter read is from one plain pass over prompt and answer, per row and relative to it.
+
+        An answer is compared up to the first placeholder that it writes itself, which a prompt would take for an image.
+        """
         if not self.features:
             return 0.0
-        got = torch.cat(self.features)
-        longer = self.target.extend(inputs, token_ids[:-1])  # the last one is in no cache
-        state = self.target.prefill(longer, self.drafter.target_layer_ids)
-        plain = state.take_features()[: len(got)].double()
+        placeholders = set(self.target.placeholder_ids)
+        told = list(takewhile(lambda token: token not in placeholders, token_ids[:-1]))  # the last one is in no cache
+        state = self.target.prefill(self.target.extend(inputs, told), self.drafter.target_layer_ids)
+        plain = state.take_features().double()
+        got = torch.cat(self.features)[: len(plain)]
+        plain = plain[: len(got)]
         return float(((got.double() - plain).norm(dim=-1) / plain.norm(dim=-1).clamp_min(1e-9)).max())
 
 

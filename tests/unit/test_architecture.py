@@ -14,6 +14,7 @@ import pytest
 SRC = Path(__file__).parents[2] / "src" / "oneglance"
 FILES = sorted(SRC.rglob("*.py"))
 MAX_LINES = 400
+A_SCREEN = 62  # lines of a function
 
 # Lowest first: a room imports only rooms of lower layers. Drafters know targets (they read their features), never the
 # reverse. `testing` ships doubles of targets and drafters.
@@ -101,6 +102,18 @@ def imported_rooms(path: Path) -> set[str]:
         if head == "oneglance" and rest != ["__version__"]:
             rooms.add(rest[0] if rest and rest[0] in LAYER_OF else ROOT)
     return rooms
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative)
+def test_functions_fit_a_screen(path: Path) -> None:
+    """But for commands, whose options are their parameters."""
+    functions = (
+        node
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None
+    )
+    long = {f.name: n for f in functions if (n := (f.end_lineno or 0) - f.lineno + 1) > A_SCREEN}
+    assert not long or room_of(path) == "commands", f"{relative(path)}: {long}; split them"
 
 
 @pytest.mark.parametrize("path", FILES, ids=relative)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from helpers import prompt
 from oneglance.accept import Sampled
 from oneglance.audit import Case, Reference, audit, first_difference, hf_generate, reference
 from oneglance.core import Drafter, SamplingParams, TokenTree
@@ -69,6 +70,18 @@ def test_exact_arms_pass(target: Target) -> None:
     assert 0 < report.max_logit_perturbation < 1e-4
     assert report.as_dict()["per_task"] == {"text": {"identical": 3, "total": 3}}
     assert report.num_tokens == 3 * len(reference(target, case(target).inputs, max_new_tokens=CAP).token_ids)
+
+
+def test_an_answer_that_writes_a_placeholder_is_audited(target: Target) -> None:
+    """As a prompt it would have more image rows than images."""
+    placeholder = target.placeholder_ids[0]
+    params = SamplingParams(logit_bias={placeholder: 1e4})
+    inputs = prompt(target, 1)
+    assert reference(target, inputs, max_new_tokens=5, params=params).token_ids == [placeholder] * 5
+    arms = {"head": partial(BlockDrafter, tiny_head(target), budget=15)}
+    (report,) = list(audit(target, arms, [Case("one", "image", inputs)], max_new_tokens=5, params=params, compare_hf=False))
+    assert (report.overall.identical, report.bugs) == (1, 0)
+    assert report.max_feature_error < 1e-4
 
 
 @pytest.mark.parametrize(

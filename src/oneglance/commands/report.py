@@ -49,10 +49,11 @@ TransferLogs = Annotated[
     typer.Option("--transfer", metavar="[NAME=]LOG", help="html, md: round logs to compare in one table."),
 ]
 Place = Annotated[
-    str,
+    str | None,
     typer.Option(
         metavar="NAME",
-        help="md: write between <!-- NAME: written by the command --> and <!-- /NAME --> of a page that has them.",
+        help="md: write between <!-- NAME: written by the command --> and <!-- /NAME --> of a page that has them; "
+        "default by what is written: bench, sweep-budget and so on, cost, and report for logs.",
     ),
 ]
 WRITTEN = ": written by the command -->\n"  # a page with places of other names is somebody's, and not replaced
@@ -69,7 +70,7 @@ def report(
     resamples: Resamples = 999,
     strips: Strips = "caption,docvqa",
     title: Title = "oneglance",
-    place: Place = "report",
+    place: Place = None,
     target: options.Target = options.BUILTIN,
     head: options.Head = None,
     budget: options.Budget = options.BUDGET,
@@ -87,7 +88,7 @@ def report(
     decoded texts whose rounds open their candidate trees.
 
     A Markdown page that has the lines <!-- NAME: written by the command --> and <!-- /NAME --> gets its tables between
-    them: bench, sweep-budget (and the other axes) and cost for results, --place for logs. Everything else in it stays.
+    them. Everything else in it stays.
     """
     from oneglance.commands.studies import sections
     from oneglance.report.tables import FORMATS
@@ -150,7 +151,7 @@ def tables(results: Sequence[dict[str, Any]]) -> list[Section]:
     return list(found.values())
 
 
-def _into_page(out: Path, place: str, results: Sequence[dict[str, Any]], studies: list[Section]) -> str:
+def _into_page(out: Path, place: str | None, results: Sequence[dict[str, Any]], studies: list[Section]) -> str:
     """Markdown of results and studies, between the markers of a page that has them."""
     from oneglance.files import has_place, spliced
     from oneglance.report.results import sections
@@ -161,13 +162,13 @@ def _into_page(out: Path, place: str, results: Sequence[dict[str, Any]], studies
         page = out.read_text(encoding="utf-8") if out.exists() else ""
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot go on with {out}: {error}") from error
-    parts = [(place_of(result), summary(result)) for result in results]
-    parts += [(place, document(studies))] if studies else []
+    parts = [(place or place_of(result), summary(result)) for result in results]
+    parts += [(place or "report", document(studies))] if studies else []
     places = [own for own, _ in parts]
     if WRITTEN not in page and not any(has_place(page, own) for own in places):
         return document([own for result in results for own in sections(result)] + studies)
     if len(set(places)) < len(places):
-        raise InputError(f"{out} has one place for each kind of result; name one result of each")
+        raise InputError(f"{out} has one place for each kind; name one result of each, or one and --place")
     for own, text in parts:
         page = spliced(page, own, text)
     return page

@@ -137,6 +137,9 @@ def test_each_result_goes_to_its_own_place(
     with pytest.raises(InputError, match="no place for the tables; put the lines <!-- bench: written"):
         report(files, out=page)
     assert "old" not in page.read_text()
+    page.write_text(frame.format("<!-- bench-2: written by the command -->\n<!-- /bench-2 -->"))
+    report(files[:1], out=page, place="bench-2")
+    assert "| docvqa |" in page.read_text()
     page.write_text("mine\n<!-- other: written by the command -->\n<!-- /other -->\n")
     with pytest.raises(InputError, match="no place"):
         report(files[:1], out=page)
