@@ -79,7 +79,9 @@ def test_an_answer_that_writes_a_placeholder_is_audited(target: Target) -> None:
     inputs = prompt(target, 1)
     assert reference(target, inputs, max_new_tokens=5, params=params).token_ids == [placeholder] * 5
     arms = {"head": partial(BlockDrafter, tiny_head(target), budget=15)}
-    (report,) = list(audit(target, arms, [Case("one", "image", inputs)], max_new_tokens=5, params=params, compare_hf=False))
+    (report,) = list(
+        audit(target, arms, [Case("one", "image", inputs)], max_new_tokens=5, params=params, compare_hf=False)
+    )
     assert (report.overall.identical, report.bugs) == (1, 0)
     assert report.max_feature_error < 1e-4
 

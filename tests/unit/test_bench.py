@@ -2,6 +2,8 @@
 
 import json
 import math
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -283,3 +285,16 @@ def test_bars_are_limits_on_what_a_round_costs_beside_its_passes() -> None:
     }
     unknown = {b.name: b for b in bars(cost, pack_ms=0.05, draft_ms=None, verify_ms=5.5, first=first)}
     assert (unknown["efficiency"].value, unknown["efficiency"].is_met) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("started", "expected"),
+    [
+        ("/opt/venv/bin/oneglance", "oneglance"),
+        ("/src/oneglance/__main__.py", "oneglance"),
+        (str(Path.cwd() / "benchmarks" / "own.py"), f"python {Path('benchmarks/own.py')}"),
+    ],
+)
+def test_a_manifest_says_what_was_typed(monkeypatch: pytest.MonkeyPatch, started: str, expected: str) -> None:
+    monkeypatch.setattr(sys, "argv", [started, "--limit", "3"])
+    assert manifest()["command"] == f"{expected} --limit 3"

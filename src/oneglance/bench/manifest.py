@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
@@ -22,7 +23,7 @@ def manifest(**settings: Any) -> dict[str, Any]:
     """Command, code, versions and machine, with the settings of the run, which must not take their names."""
     facts = {
         "schema_version": SCHEMA_VERSION,
-        "command": " ".join(["oneglance", *sys.argv[1:]]),
+        "command": " ".join([_program(), *sys.argv[1:]]),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "git_sha": _git_sha(),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
@@ -34,6 +35,13 @@ def manifest(**settings: Any) -> dict[str, Any]:
     taken = facts.keys() & settings.keys()
     assert not taken, f"settings named {sorted(taken)} would hide what the manifest says"
     return {**facts, **settings}
+
+
+def _program() -> str:
+    """What was typed before the arguments: the command line, or a script of this repository."""
+    started = Path(sys.argv[0])
+    is_script = started.suffix == ".py" and started.name != "__main__.py"
+    return f"python {os.path.relpath(started)}" if is_script else "oneglance"
 
 
 def _kernels() -> dict[str, Any]:
