@@ -9,14 +9,11 @@ Whatever is decided, the text is the target's: a smaller tree is a tree, and no 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import cache, partial
 from typing import Any, Literal
-
-import numpy as np
-import numpy.typing as npt
 
 from oneglance.core import BlockMarginals, TokenTree
 from oneglance.cost import Costs, RoundCost
@@ -26,15 +23,13 @@ from oneglance.widths import RULES, Fading
 BUCKET = 64  # rows of context that share their costs
 MEMORY = 500.0  # rounds: older ones fade out of the exchange rate
 RECENT = 20.0  # drafted rounds: older ones fade out of the acceptance length
-NUM_LENGTHS = 64  # answers whose length is remembered
+NUM_LENGTHS = 32  # answers whose length is remembered
 COLD_TAU, COLD_NODES, COLD_LENGTH = 4.0, 15.0, 64  # until rounds and answers tell; they make a cold controller draft
 WARM_ROUNDS = 8  # before an exchange rate exists
 PROBE_SHARE = 0.01  # of the time, for drafts that are not expected to pay
 
 
 Choice = Literal["plain", "draft", "probe"]
-Array = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +76,7 @@ class Controller:
         self._tau = Fading(RECENT, 2 * COLD_TAU, 2.0)  # tokens, drafted rounds
         self._nodes = Fading(RECENT, 2 * COLD_NODES, 2.0)
         self._answers: deque[int] = deque(maxlen=NUM_LENGTHS)
-        self._lengths = self._counts = np.zeros(0, np.int64)  # distinct lengths of answers, and how often each was
+        self._lengths: Counter[int] = Counter()  # of those answers
         self._costs_at = cache(lambda bucket: self.costs.at(bucket * BUCKET))
         self._elapsed_ms = self._lost_ms = 0.0
 
@@ -106,26 +101,25 @@ class Controller:
     def gain_ms(self, outlook: Outlook) -> float:
         """Milliseconds that drafting now is expected to save over a single step now and the better of both later."""
         cost = self._at(outlook.context)
-        ingest = cost.ingest_ms * outlook.waiting
         drafted, tau, plain = cost.drafted_ms(self._nodes.ratio), self._tau.ratio, cost.plain_ms
-
-        def to_the_end(left: Ints) -> Array:
-            return np.asarray(ingest + drafted + min(drafted / tau, plain) * np.maximum(0.0, left - tau))
-
-        left, counts = self._lengths_left(outlook)
-        later = np.where(left > 1, np.minimum(to_the_end(left - 1), plain * (left - 1)), 0.0)
-        return float(counts @ (plain + later - to_the_end(left)) / counts.sum())
+        first, later = cost.ingest_ms * outlook.waiting + drafted, min(drafted / tau, plain)
+        gain = total = 0.0
+        for left, count in self._left(outlook):
+            drafting = first + later * max(0.0, left - tau)
+            after_a_step = min(first + later * max(0.0, left - 1 - tau), plain * (left - 1)) if left > 1 else 0.0
+            gain += count * (plain + after_a_step - drafting)
+            total += count
+        return gain / total
 
     def _expects_a_whole_round(self, outlook: Outlook) -> bool:
         """Whether a draft is likely to teach anything: a round that the text's end cuts does not."""
-        left, counts = self._lengths_left(outlook)
-        return bool(counts @ left > COLD_TAU * counts.sum())
+        left = self._left(outlook)
+        return sum(n * count for n, count in left) > COLD_TAU * sum(count for _, count in left)
 
-    def _lengths_left(self, outlook: Outlook) -> tuple[Ints, Ints]:
+    def _left(self, outlook: Outlook) -> list[tuple[int, int]]:
         """Tokens still to come and how often, by every answer longer than this one is; a long one is always among."""
-        is_longer = self._lengths > outlook.produced
-        left = np.append(self._lengths[is_longer] - outlook.produced, COLD_LENGTH)
-        return np.minimum(left, outlook.room), np.append(self._counts[is_longer], 1)
+        left = [(n - outlook.produced, count) for n, count in self._lengths.items() if n > outlook.produced]
+        return [(min(n, outlook.room), count) for n, count in (*left, (COLD_LENGTH, 1))]
 
     def _at(self, context: int) -> RoundCost:
         return self._costs_at(context // BUCKET)
@@ -183,7 +177,7 @@ class Controller:
     def finished(self, num_tokens: int) -> None:
         """An answer ended by itself, or at its cap, after that many tokens."""
         self._answers.append(num_tokens)
-        self._lengths, self._counts = np.unique(self._answers, return_counts=True)
+        self._lengths = Counter(self._answers)
 
     def learned(self) -> dict[str, Any]:
         """What is kept beside the costs, by rule. Lengths and rates belong to a workload and are not."""

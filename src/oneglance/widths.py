@@ -114,6 +114,7 @@ class Standing:
         self._steps = [Fading(STANDING_MEMORY, above, below) for above, below in kept.tolist()]
         self._elapsed_ms = self._lost_ms = 0.0
         self._lent_ms = costs.at(0).drafted_ms(self._ends[0])  # for tries before anything has elapsed
+        self._next_width: int | None = None
 
     def num_ranks(self, cost: RoundCost) -> int:
         return next((ranks for ranks in RANKS if ranks >= self._next(cost)), RANKS[-1])
@@ -127,28 +128,28 @@ class Standing:
         held = [
             n for n in self._ends if n <= len(scores)
         ]  # a tree of the last rounds may be narrower than it should be
-        tokens = [min(num_kept, 1 + sum(node < n for node in accepted)) for n in held]
         if held:
-            self._elapsed_ms += cost.drafted_ms(len(scores))
-            self._lost_ms += self._loss_ms(held[-1], cost)
+            rates, ms = self._rates(cost), cost.drafted_ms(held[-1])
+            self._elapsed_ms += ms
+            self._lost_ms += _loss_ms(rates, held[-1], ms)
+        tokens = [min(num_kept, 1 + sum(node < n for node in accepted)) for n in held]
         for step, (narrow, wide) in zip(self._steps, pairwise(tokens), strict=False):
             step.add(wide, narrow)
+        self._next_width = None
 
     def learned(self) -> dict[str, Any]:
         return {"tokens": [[step.above, step.below] for step in self._steps]}
 
     def _next(self, cost: RoundCost) -> int:
-        """The width that has brought the most, or a wider one that there is time to try."""
-        rates = self._rates(cost)
-        standing = max(rates, key=rates.__getitem__)
-        tried = max((n for n in self._ends if n > standing), key=rates.__getitem__, default=standing)
-        lost = self._lost_ms + self._loss_ms(tried, cost)
-        return tried if lost <= self._lent_ms + TRY_SHARE * self._elapsed_ms else standing
-
-    def _loss_ms(self, width: int, cost: RoundCost) -> float:
-        """What a round of that width is expected to lose against the one that has brought the most."""
-        rates = self._rates(cost)
-        return cost.drafted_ms(width) * (1 - rates[width] / max(rates.values()))
+        """The width that has brought the most, or a wider one that there is time to try; held until the next tree."""
+        if self._next_width is None:
+            rates = self._rates(cost)
+            standing = max(rates, key=rates.__getitem__)
+            tried = max((n for n in self._ends if n > standing), key=rates.__getitem__, default=standing)
+            lost = self._lost_ms + _loss_ms(rates, tried, cost.drafted_ms(tried))
+            is_affordable = lost <= self._lent_ms + TRY_SHARE * self._elapsed_ms
+            self._next_width = tried if is_affordable else standing
+        return self._next_width
 
     def _rates(self, cost: RoundCost) -> dict[int, float]:
         """Width → tokens a millisecond, in units of the narrowest width's tokens a round."""
@@ -157,6 +158,11 @@ class Standing:
             tokens *= 1.0 if step is None else step.ratio
             rates[n] = tokens / cost.drafted_ms(n)
         return rates
+
+
+def _loss_ms(rates: Mapping[int, float], width: int, ms: float) -> float:
+    """What a round of that width is expected to lose against the one that has brought the most."""
+    return ms * (1 - rates[width] / max(rates.values()))
 
 
 class Calibration:
