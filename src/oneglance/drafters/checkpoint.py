@@ -279,7 +279,8 @@ def check_tensors(module: Callable[[Config], nn.Module], config: Config, tensors
         raise HeadError(f"the head has {len(unexpected)} unexpected tensors: {_listed(unexpected)}")
     for key, shape in expected.items():
         if tensors[key].shape != shape:
-            raise HeadError(f"{key} has shape {list(tensors[key].shape)}, its config asks for {list(shape)}")
+            why = ", the width of its target_layer_ids" if key == "fc.weight" else ""
+            raise HeadError(f"{key} has shape {list(tensors[key].shape)}, its config asks for {list(shape)}{why}")
     bad = [key for key, value in tensors.items() if not bool(torch.isfinite(value).all())]
     if bad:
         raise HeadError(f"{bad[0]} holds NaN or infinite values; the checkpoint is damaged")
