@@ -169,6 +169,16 @@ def test_white_space_has_an_end() -> None:
     assert drafted.token_ids == plain.token_ids
 
 
+@pytest.mark.parametrize("own", [5, None, "whitespace_flexible", ["whitespace_flexible"], {}])
+def test_guidance_of_a_strange_shape_is_what_the_library_makes_of_it(own: Any) -> None:
+    """It passes over what is no object, and white space has its end then too."""
+    target = tiny("qwen3", "sdpa")
+    mask = grammar_mask(target, SamplingParams(json_schema={"type": "array", "x-guidance": own}), 0)
+    assert mask is not None
+    spaces = [target.tokenizer.encode(text, add_special_tokens=False) for text in ("[", "  ")]
+    assert mask.num_valid(spaces[0], spaces[1] * 2) < 2 * len(spaces[1])
+
+
 def test_both_is_too_much() -> None:
     with pytest.raises(InputError, match="json_schema or regex, not both"):
         SamplingParams(json_schema={}, regex="a")

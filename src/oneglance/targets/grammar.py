@@ -91,8 +91,9 @@ def grammar_mask(target: Target, params: SamplingParams, prompt_length: int) -> 
         grammar = llguidance.LLMatcher.grammar_from_regex(params.regex)
     else:
         schema = _schema(params.json_schema)
-        own = schema.get("x-guidance", {})
-        defaults: Any = {} if "whitespace_flexible" in own else JSON_DEFAULTS  # of the two the pattern would win
+        own = schema.get("x-guidance")
+        is_said = isinstance(own, Mapping) and "whitespace_flexible" in own
+        defaults: Any = {} if is_said else JSON_DEFAULTS  # of the two the pattern would win
         grammar = llguidance.LLMatcher.grammar_from_json_schema(schema, defaults=defaults)
     matcher = llguidance.LLMatcher(_TOKENIZERS[target], grammar, log_level=0)
     if matcher.is_error():
