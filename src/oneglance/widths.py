@@ -28,6 +28,12 @@ MEMORY = 500.0  # trees: older ones fade out of the calibration
 PRIOR_TOKENS = 32.0  # that agree with ``expected_tokens``, before any are seen
 TRY_SHARE = 0.005  # of the time, for wider trees than the one that has brought the most
 STANDING_MEMORY = 500.0  # trees: older ones fade out of what a width has brought
+RECENT, COLD_NODES = 20.0, 16.0  # trees: older ones fade out of how wide they are; until two have been seen
+
+
+def ranks_for(num_nodes: float) -> int:
+    """Candidates an offset that a tree of so many nodes can use."""
+    return next((ranks for ranks in RANKS if ranks >= num_nodes), RANKS[-1])
 
 
 def expected_tokens(num_nodes: int) -> float:
@@ -94,7 +100,7 @@ class Standing:
 
     A best-first tree begins with every narrower one, so each verified tree tells what all widths up to its own would
     have kept; ratios of neighbouring widths are learned from the same rounds. A wider tree is tried now and then, as
-    long as such tries have lost at most ``TRY_SHARE`` of the time.
+    long as such tries are expected to have lost at most ``TRY_SHARE`` of the time.
 
     Args:
         costs: measured.
@@ -117,7 +123,7 @@ class Standing:
         self._next_width: int | None = None
 
     def num_ranks(self, cost: RoundCost) -> int:
-        return next((ranks for ranks in RANKS if ranks >= self._next(cost)), RANKS[-1])
+        return ranks_for(self._next(cost))
 
     def pick(self, scores: Iterable[float], cost: RoundCost, *, rate: float | None, is_probe: bool) -> int:
         return sum(1 for _ in islice(scores, self._next(cost)))
@@ -125,9 +131,7 @@ class Standing:
     def learn(
         self, scores: Sequence[float], accepted: Sequence[int], num_kept: int, cost: RoundCost, *, is_whole: bool
     ) -> None:
-        held = [
-            n for n in self._ends if n <= len(scores)
-        ]  # a tree of the last rounds may be narrower than it should be
+        held = [n for n in self._ends if n <= len(scores)]  # none where the end of the text left room for few
         if held:
             rates, ms = self._rates(cost), cost.drafted_ms(held[-1])
             self._elapsed_ms += ms
@@ -245,10 +249,10 @@ class ByScores:
         self.calibration = Calibration(**sums)
         self._objective = objective
         self._compares_all = compares_all
-        self._nodes = Fading(20.0, 32.0, 2.0)  # of recent trees
+        self._nodes = Fading(RECENT, 2 * COLD_NODES, 2.0)
 
     def num_ranks(self, cost: RoundCost) -> int:
-        return next((ranks for ranks in RANKS if ranks >= self._nodes.ratio), RANKS[-1])
+        return ranks_for(self._nodes.ratio)
 
     def pick(self, scores: Iterable[float], cost: RoundCost, *, rate: float | None, is_probe: bool) -> int:
         mass = (

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from oneglance.core import InputError
 from oneglance.decoder import Decoder
 from oneglance.drafters.plain import NoDrafter
+from oneglance.engines.arms import free_port
 from oneglance.targets.base import Target
 from oneglance.testing import tiny_target
 from oneglance.train import step
@@ -87,10 +87,7 @@ def _own_accelerator() -> Iterator[None]:
 @pytest.fixture
 def sharded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This process, launched by the shipped config as the only one of its world."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    world = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": port}
+    world = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": free_port()}
     world["OMP_NUM_THREADS"] = 1  # as the launcher sets it
     settings = load_config_from_file(str(CONFIGS / "fsdp.yaml")).fsdp_config
     given = {key.upper(): str(value).lower() for key, value in settings.items() if "wrap" not in key}
