@@ -17,7 +17,7 @@ from oneglance.train.trainer import HeadTrainer
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    folder, target, chunk = Path(sys.argv[1]), tiny_target("qwen3"), step.CHUNK
+    folder, target, chunk = Path(sys.argv[1]), tiny_target("qwen3_vl"), step.CHUNK
     for path in sorted(folder.glob("*.recipe.json")):
         name = path.name.removesuffix(".recipe.json")
         step.CHUNK = 4 if "chunked" in name else chunk

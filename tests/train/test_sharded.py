@@ -44,6 +44,8 @@ CHANGES: dict[str, dict[str, Any]] = {
         "objective": {"name": "kl"},
     },
     "medusa": {**NO_BLOCK, "head": {"num_layers": 1, "block_size": 4, "own_lm_head": True}},
+    "eagle2": {**NO_BLOCK, "head": {"head_dim": 8, "block_size": 5}, "objective": {"name": "feature"}},
+    "vispec": {**NO_BLOCK, "head": {"head_dim": 8, "block_size": 4}, "objective": {"name": "feature"}},
 }
 
 
@@ -62,7 +64,7 @@ def plan(data: Path, kind: str, *, accumulate: int = 1, **changes: Any) -> dict[
 
 @pytest.fixture(scope="module")
 def target() -> Target:
-    return tiny_target("qwen3")
+    return tiny_target("qwen3_vl")  # vispec takes no other
 
 
 @pytest.fixture(scope="module")
