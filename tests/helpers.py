@@ -278,9 +278,11 @@ def counting(module: nn.Module) -> Iterator[list[int]]:
         handle.remove()
 
 
-def hooks_of(target: Target) -> list[int]:
-    """All hooks; transformers leaves some of its own where hidden states were once asked for."""
-    return [key for module in target.model.modules() for key in (*module._forward_pre_hooks, *module._forward_hooks)]
+def changes_of(target: Target) -> list[object]:
+    """All hooks and forwards of single modules; transformers leaves hooks where hidden states were once asked for."""
+    modules = list(target.model.modules())
+    own = [vars(module)["forward"] for module in modules if "forward" in vars(module)]
+    return [*own, *(key for module in modules for key in (*module._forward_pre_hooks, *module._forward_hooks))]
 
 
 def vision_encoder(target: Target) -> nn.Module:

@@ -67,6 +67,7 @@ def decode(
         warn: says what costs speed.
     """
     draft_state = drafter.start(state)
+    observer = draft_state if isinstance(draft_state, Observer) else None
     verify = Verifier(target, warn)
     index, is_gated = 0, False
     while keeper.room:
@@ -97,8 +98,8 @@ def decode(
             t_commit_ms=(ended_at - accepted_at) * 1e3,
             t_host_ms=(accepted_at - verified_at) * 1e3,
         )
-        if isinstance(draft_state, Observer):
-            draft_state.observe(done)
+        if observer is not None:
+            observer.observe(done)
         yield done
         root = kept[-1] if kept else root  # nothing is kept where the root's own row is gated
         is_gated = verdict.is_gated

@@ -10,7 +10,7 @@ import torch
 
 from conformance import checks
 from conformance.conftest import tiny
-from helpers import PlannedDrafter, counting, decode_ids, hf_generate, hooks_of, pictures, prompt, seen_by
+from helpers import PlannedDrafter, changes_of, counting, decode_ids, hf_generate, pictures, prompt, seen_by
 from oneglance.core import DraftError, InputError, OneglanceWarning, SamplingParams, TokenTree
 from oneglance.decoder import Decoder
 from oneglance.drafters.block import BlockDrafter
@@ -242,7 +242,7 @@ def test_verify_is_timed_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_closing_early_leaves_everything_usable(
     qwen3_vl: Target, inputs: Inputs, reference: list[int], num_steps: int, how: str
 ) -> None:
-    before = hooks_of(qwen3_vl)
+    before = changes_of(qwen3_vl)
     decoder = Decoder(qwen3_vl, BlockDrafter(tiny_head(qwen3_vl), qwen3_vl))
     stream = decoder.stream_inputs(inputs, SamplingParams(40))
     if how == "with":
@@ -263,7 +263,7 @@ def test_closing_early_leaves_everything_usable(
     other = prompt(qwen3_vl, text="and now?")
     assert decode_ids(decoder, other, 6).generation.token_ids == hf_generate(qwen3_vl, other, 6)
     assert decode_ids(decoder, inputs, 12).generation.token_ids == reference[:12]
-    assert hooks_of(qwen3_vl) == before
+    assert changes_of(qwen3_vl) == before
 
 
 def test_two_streams_may_take_turns(qwen3_vl: Target) -> None:

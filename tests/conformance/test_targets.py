@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from conformance import checks
-from helpers import hf_generate, hf_rows, hooks_of, picture, prompt, seen_by, start
+from helpers import changes_of, hf_generate, hf_rows, picture, prompt, seen_by, start
 from oneglance.core import EMPTY_TREE, HeadError, TokenTree
 from oneglance.drafters.block import BlockDrafter
 from oneglance.drafters.plain import NoDrafter
@@ -112,7 +112,7 @@ def test_failed_verify_leaves_the_state_as_it_was(sdpa_target: Target) -> None:
     inputs = prompt(sdpa_target)
     reference = hf_generate(sdpa_target, inputs, 4)
     state, root = start(sdpa_target, inputs, kept(sdpa_target))
-    before = hooks_of(sdpa_target)
+    before = changes_of(sdpa_target)
 
     def fail(*_: object) -> None:
         raise RuntimeError("scripted")
@@ -130,7 +130,7 @@ def test_failed_verify_leaves_the_state_as_it_was(sdpa_target: Target) -> None:
         sdpa_target.commit(state, [0], [tokens[-1]])
     assert tokens == reference
     assert len(state.take_features()) == len(inputs.token_ids) + 3
-    assert hooks_of(sdpa_target) == before
+    assert changes_of(sdpa_target) == before
 
 
 def test_verify_without_commit_can_be_repeated(sdpa_target: Target) -> None:

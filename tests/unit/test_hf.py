@@ -1,4 +1,4 @@
-"""What this package assumes of transformers: caches that can be gathered and rolled back, hooks that leave no trace."""
+"""What this package assumes of transformers: caches that can be gathered and rolled back."""
 
 import random
 from collections.abc import Sequence
@@ -85,48 +85,6 @@ def test_crop_drops_that_many_rows_and_none_for_zero(dropped: int) -> None:
 
 def test_an_empty_layer_has_no_rows() -> None:
     assert hf.cached_length(filled(), 0) == 0
-
-
-class Two(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.second(self.first(x))
-        return out
-
-
-def test_captured_features_in_the_order_of_the_points() -> None:
-    module, x = Two(), torch.randn(1, 3, 2)
-    points = [(module.second, "output"), (module.first, "input"), (module.second, "input")]
-    with hf.captured_features(points) as features:
-        out = module(x)
-    assert torch.equal(features[0], out)
-    assert torch.equal(features[1], x)
-    assert torch.equal(features[2], module.first(x))
-    before = list(features)
-    module(x + 1)
-    assert all(a is b for a, b in zip(features, before, strict=True)), "hooks are gone"
-
-
-def test_hooks_are_removed_after_a_failure() -> None:
-    module = Two()
-    with pytest.raises(RuntimeError), hf.captured_features([(module.first, "input"), (module.second, "output")]):
-        module(torch.randn(1, 3, 5))
-    assert not module.first._forward_pre_hooks
-    assert not module.second._forward_hooks
-
-
-def test_a_layer_may_be_kept_twice_and_returns_tuples() -> None:
-    class Tuple(nn.Module):
-        def forward(self, *, hidden_states: Tensor) -> tuple[Tensor, None]:
-            return hidden_states + 1, None
-
-    module, x = Tuple(), torch.zeros(1, 2, 3)
-    with hf.captured_features([(module, "input"), (module, "output"), (module, "input")]) as features:
-        module(hidden_states=x)
-    assert [float(f.sum()) for f in features] == [0.0, 6.0, 0.0]
 
 
 @pytest.mark.parametrize("name", ["cache", "past_key_values"])

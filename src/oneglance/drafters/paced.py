@@ -123,7 +123,6 @@ class Paced:
     def num_passes(self, tree: TokenTree) -> int:
         return 1 if len(tree) or tree is DRAFTED_NOTHING else 0
 
-    @torch.inference_mode()
     def draft(self, root: int, state: TargetState, draft_state: PacedState, *, max_depth: int) -> TokenTree:
         """A tree as wide as it pays; the empty tree where a single step is cheaper, without a pass.
 
@@ -135,10 +134,11 @@ class Paced:
         choice = draft_state.choose(max_depth + 1)
         if choice == "plain":
             return EMPTY_TREE
-        marginals = self.drafter.marginals(
-            root, state, draft_state.own, max_depth, self.controller.num_ranks(state.length)
-        )
-        tree = self.controller.policy(choice, state.length)(marginals, MAX_NODES)
+        with torch.inference_mode():
+            marginals = self.drafter.marginals(
+                root, state, draft_state.own, max_depth, self.controller.num_ranks(state.length)
+            )
+            tree = self.controller.policy(choice, state.length)(marginals, MAX_NODES)
         return tree if len(tree) else DRAFTED_NOTHING
 
     def _keep(self) -> None:

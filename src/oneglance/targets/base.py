@@ -19,6 +19,7 @@ from transformers.cache_utils import Cache
 
 from oneglance.core import InputError, TokenTree
 from oneglance.targets import hf, identity
+from oneglance.targets.capture import captured_features
 from oneglance.targets.contents import Content
 from oneglance.targets.grouped import ancestor_mask
 from oneglance.targets.model import HFModel
@@ -48,7 +49,7 @@ class Target(HFModel):
         self.name = name
         self.passes: Passes = passes or FreeShape()
         hf.check_attention(model)
-        self._lock = threading.Lock()  # a pass keeps hooks and rope deltas on modules: one at a time
+        self._lock = threading.Lock()  # a pass changes modules and their rope deltas: one at a time
         self._cache_keyword = hf.cache_keyword(self.text_model)
         hf.new_cache(self.model.config)
 
@@ -205,7 +206,7 @@ class Target(HFModel):
                 "use a smaller image or a shorter prompt"
             )
         cache = self.empty_cache() if cache is None else cache
-        with self._lock, hf.captured_features(self.feature_points(layer_ids)) as features:
+        with self._lock, captured_features(self.feature_points(layer_ids)) as features:
             hf.forget_positions(self.model)
             hidden, rope_delta, extras = self.run_prefill(inputs, cache)
         state = TargetState(
@@ -252,7 +253,7 @@ class Target(HFModel):
             visible = torch.from_numpy(packed.visible).to(self.device)
             arguments["attention_mask"] = ancestor_mask(mask, state.length, visible)
         arguments["input_ids"] = torch.from_numpy(packed.token_ids)[None].to(self.device)
-        with hf.captured_features(self.feature_points(state.layer_ids)) as features:
+        with captured_features(self.feature_points(state.layer_ids)) as features:
             output = self.packed_module(**arguments, **{self._cache_keyword: self.passed(state.cache)}, use_cache=True)
             rows: Tensor = self.lm_head(output.last_hidden_state)[0]
         return rows, features

@@ -219,37 +219,6 @@ def image_only(processor: Any) -> Any:
     return type(processor.__name__, (processor,), {"get_attributes": classmethod(lambda _: names)})
 
 
-@contextmanager
-def captured_features(points: Sequence[tuple[nn.Module, str]]) -> Iterator[list[torch.Tensor]]:
-    """Collect the residual stream at given points during one forward pass.
-
-    Args:
-        points: (module, "input" or "output") pairs; hooks are removed on exit.
-
-    Yields:
-        A list that holds one (1, T, H) tensor a point, in the order of ``points``, after the pass.
-    """
-    features: list[torch.Tensor] = [torch.empty(0)] * len(points)
-    handles = []
-    for slot, (module, where) in enumerate(points):
-
-        def on_input(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], slot: int = slot) -> None:
-            features[slot] = args[0] if args else kwargs["hidden_states"]
-
-        def on_output(_: nn.Module, args: Any, output: Any, slot: int = slot) -> None:
-            features[slot] = output[0] if isinstance(output, tuple) else output
-
-        if where == "input":
-            handles.append(module.register_forward_pre_hook(on_input, with_kwargs=True))
-        else:
-            handles.append(module.register_forward_hook(on_output))
-    try:
-        yield features
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 def assistant(auto_class: str, name: str, model: PreTrainedModel) -> PreTrainedModel:
     """A model that drafts inside transformers' own ``generate``, beside ``model``.
 
