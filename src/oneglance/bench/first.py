@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from oneglance.bench.cases import Case
 from oneglance.bench.outside import Generate
-from oneglance.bench.runner import no_collections
+from oneglance.bench.runner import no_collections, no_old_objects
 from oneglance.core import SamplingParams
 from oneglance.decoder import Decoder
 from oneglance.targets.device import synchronise
@@ -37,6 +37,7 @@ class FirstToken:
     turns: int
 
 
+@no_old_objects()
 def first_token(decoder: Decoder, cases: Sequence[Case], *, turns: int) -> FirstToken:
     """Time the four on each prompt, ``turns`` times after one to warm up."""
     target, layers = decoder.target, decoder.drafter.target_layer_ids

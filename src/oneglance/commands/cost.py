@@ -54,7 +54,7 @@ def cost(
     from oneglance.bench.manifest import manifest
     from oneglance.bench.runner import Bench
     from oneglance.decoder import Decoder
-    from oneglance.drafters.timing import MarginalDrafter, bush, draft_costs, verify_costs
+    from oneglance.drafters.timing import MarginalDrafter, bush, verify_costs
 
     setup = measuring.Setup(target, head, budget, max_new_tokens, dtype, device, attention, threads, runner=runner)
     setup.check()
@@ -74,28 +74,29 @@ def cost(
             sized[f"{name}/{size}"] = size
     cases = asking.choose_cases(tasks, prompts, limit, data)
     settings = setup.describe(cases, limit=limit, sizes=nodes, repeats=repeats)
-    opened = setup.open()
-    clock = Bench(opened, bound, opening.sampling(max_new_tokens))
+    opened, params = setup.open(), opening.sampling(max_new_tokens)
+    clock = Bench(opened, bound, params)
     records = measuring.measure(clock, cases, settings, out=out, show=not json)
     found = parts.costs(records, sized)
     first = found[0]
     drafter, inputs = bound[names[0]](opened), cases[0].encode(opened)
-    passes = verify_costs(opened, inputs, sorted({*nodes, first.budget}), repeats=repeats)
-    draft = draft_costs(opened, drafter, inputs)[0] if isinstance(drafter, MarginalDrafter) else None
-    opening_ms = first_token(Decoder(opened, drafter), cases, turns=max(2, repeats // 4))
+    passes = verify_costs(opened, inputs, nodes, repeats=repeats)
+    decoder = Decoder(opened, drafter)
+    opening_ms = first_token(decoder, cases, turns=max(2, repeats // 4))
+    efficiency = None
+    if isinstance(drafter, MarginalDrafter):
+        efficiency = parts.efficiency(decoder, drafter, cases, params, nodes=first.budget, repeats=repeats)
     limits = parts.bars(
         first,
         pack_ms=parts.pack_cost(bush(first.budget)),
-        draft_ms=draft,
-        verify_ms=next(one.ms for one in passes if one.nodes == first.budget),
+        efficiency=efficiency,
         first=opening_ms,
     )
     result: dict[str, Any] = {
         **{key: getattr(first, key) for key in ("t_plain_ms", "t_draft_ms", "t_build_ms", "t_verify_ms", "t_host_ms")},
         **{key: getattr(first, key) for key in ("host_share", "budget", "round_ms", "round_over_plain", "system")},
         "systems": found,
-        "verify": [one for one in passes if one.nodes in nodes],
-        "draft_alone_ms": draft,
+        "verify": passes,
         "first_token": opening_ms,
         "bars": [{**asdict(bar), "is_met": bar.is_met} for bar in limits],
         "regression": parts.regress(found),

@@ -49,6 +49,20 @@ class VerifyCost:
     repeats: int
 
 
+@dataclass(frozen=True, slots=True)
+class DraftCost:
+    """A draft pass that takes in one row, on one prompt's state.
+
+    Attributes:
+        ms, low_ms: median and lower quartile.
+        ingest_ms: each further row, from the first draft of the prompt.
+    """
+
+    ms: float
+    low_ms: float
+    ingest_ms: float
+
+
 def provenance(target: Target, drafter: Drafter) -> dict[str, str | int | None]:
     """What costs depend on."""
     device = target.device
@@ -80,13 +94,12 @@ def measure(target: Target, drafter: MarginalDrafter) -> Costs:
         for cost in verify_costs(target, prompt, sizes, repeats=REPEATS, seconds=ENOUGH_S)
     ]
     narrow, wide = RANKS[0], RANKS[2]
-    draft_ms, ingest_ms = draft_costs(target, drafter, prompts[0], num_nodes=narrow)
-    wide_ms, _ = draft_costs(target, drafter, prompts[0], num_nodes=wide)
+    few, many = (draft_costs(target, drafter, prompts[0], num_nodes=nodes) for nodes in (narrow, wide))
     return Costs(
         provenance=provenance(target, drafter),
-        draft_ms=draft_ms,
-        node_ms=max(0.0, wide_ms - draft_ms) / (wide - narrow),
-        ingest_ms=ingest_ms,
+        draft_ms=few.low_ms,
+        node_ms=max(0.0, many.low_ms - few.low_ms) / (wide - narrow),
+        ingest_ms=few.ingest_ms,
         verify=tuple(points),
         is_padded=len(sizes) < len(SIZES),
     )
@@ -130,10 +143,8 @@ def verify_costs(
 
 
 @torch.inference_mode()
-def draft_costs(
-    target: Target, drafter: MarginalDrafter, inputs: Inputs, *, num_nodes: int | None = None
-) -> tuple[float, float]:
-    """Milliseconds of a draft pass that takes in one row, and of each further row, from the first draft of a prompt.
+def draft_costs(target: Target, drafter: MarginalDrafter, inputs: Inputs, *, num_nodes: int | None = None) -> DraftCost:
+    """Time draft passes after a prompt.
 
     Args:
         num_nodes: of a tree that is built as well, from as many candidates an offset; None for the pass alone.
@@ -161,8 +172,8 @@ def draft_costs(
             token = int(target.verify(state, root, EMPTY_TREE)[0].argmax())
             target.commit(state, (0,), (token,))
             root = token
-    low = statistics.quantiles(later, n=4, method="inclusive")[0]
-    return low, max(0.0, first - low) / num_rows
+    low, middle, _ = statistics.quantiles(later, n=4, method="inclusive")
+    return DraftCost(middle, low, max(0.0, first - low) / num_rows)
 
 
 def prompt_of(target: Target, num_rows: int) -> Inputs:

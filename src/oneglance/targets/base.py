@@ -277,8 +277,10 @@ class Target(HFModel):
         num_rows, features = state.pending
         hf.keep_rows(state.cache, self.self_attention_layers, state.length, path, num_rows)
         if state.layer_ids:
-            rows = joined(features)
-            state.fresh.append(rows if len(path) == num_rows else rows[torch.as_tensor(path, device=rows.device)])
+            if len(path) < num_rows:
+                rows = torch.as_tensor(path)
+                features = [feature.index_select(1, rows.to(feature.device)) for feature in features]
+            state.fresh.append(joined(features))
         state.pending = None
         state.length += len(path)
         state.token_ids.extend(token_ids)

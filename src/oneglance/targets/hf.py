@@ -90,14 +90,15 @@ def keep_rows(cache: Cache, layers: Sequence[int], start: int, path: Sequence[in
         num_rows: N+1.
     """
     kept = len(path)
-    moved = list(path) != list(range(kept))
+    settled = next((place for place, index in enumerate(path) if place != index), kept)  # these lie where they belong
+    moved = torch.as_tensor(path[settled:], dtype=torch.long) + start
     for index in layers:
         layer = cache.layers[index]
         assert isinstance(layer, DynamicLayer)
-        if moved:
-            rows = torch.as_tensor(path, device=layer.keys.device) + start
-            layer.keys[:, :, start : start + kept] = layer.keys[:, :, rows]
-            layer.values[:, :, start : start + kept] = layer.values[:, :, rows]
+        if settled < kept:
+            moved = moved.to(layer.keys.device)
+            for part in (layer.keys, layer.values):
+                part[:, :, start + settled : start + kept] = part.index_select(2, moved)
         layer.crop(-(num_rows - kept))
 
 
