@@ -11,14 +11,13 @@ from rich.table import Table
 from oneglance.commands import measuring, opening, options, terminal
 
 Prompt = Annotated[str | None, typer.Argument(metavar="[PROMPT]", help="Default: a held-out page and its prompt.")]
-Replicates = Annotated[int, typer.Option(metavar="N", min=1, help="How often each system decodes it.")]
 
 
 def compare(
     prompt: Prompt = None,
     image: options.Images = None,
     systems: measuring.Systems = "plain,chain,tree",
-    replicates: Replicates = 3,
+    replicates: measuring.Replicates = 3,
     target: options.Target = options.BUILTIN,
     head: options.Head = None,
     budget: options.Budget = options.BUDGET,
