@@ -1,7 +1,9 @@
 """One voice over all commands: an option has one help, metavar, panel and default; messages read alike."""
 
+import ast
 import re
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -125,3 +127,53 @@ def test_helps_are_sentences() -> None:
             if option != "--help":
                 assert words.help, f"{command} {option} has no help"
                 assert words.help.endswith((".", ")")), f"{command} {option}: {words.help}"
+
+
+# Errors ---------------------------------------------------------------------------------------------------------------
+
+ERRORS = {"InputError", "TargetError", "HeadError", "ImageError", "PrivateUrlError"}  # DraftError is for a note
+FIX = re.compile(
+    r"[;:] |\b(choose|drop|give|leave|make|must|name|needs?|not both|put|set|takes?|use|write|at least|at most)\b"
+)
+NAME = re.compile(r"[A-Z][A-Z]|Medusa")  # what a message may begin with besides: EAGLE-3, FSDP
+BARE = {
+    "commands/run.py": "what was given holds nothing, which says it all",
+    "serve/reading.py": "a client's request, answered with the name of the parameter (OpenAI's `param`)",
+    "fetch.py": "PrivateUrlError takes its fix apart",
+    "images.py": "joined from two functions, each of which names it",
+}
+
+
+@cache
+def messages() -> list[tuple[str, str]]:
+    """(file and line, text of an error's message; what is filled in stands as ``{}``)."""
+    found = []
+    for path in sorted(SRC.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
+                text = text_of(node.exc.args[0])
+                if getattr(node.exc.func, "id", "") in ERRORS and text:
+                    found.append((f"{path.relative_to(SRC).as_posix()}:{node.lineno}", text))
+    return found
+
+
+def text_of(node: ast.expr) -> str:
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def test_errors_read_alike() -> None:
+    """One clause in lower case without a full stop."""
+    found = messages()
+    assert len(found) > 300
+    for place, text in found:
+        assert text[0].islower() or not text[0].isalpha() or NAME.match(text), f"{place}: {text}"
+        assert not text.endswith("."), f"{place}: {text}"
+        assert "  " not in text, f"{place}: {text}"
+
+
+def test_errors_name_the_fix() -> None:
+    for place, text in messages():
+        if place.partition(":")[0] not in BARE:
+            assert FIX.search(text), f"{place}: {text}"

@@ -218,7 +218,7 @@ def _check_matrix(
 ) -> None:
     """Refuse options that the mode would not look at."""
     if not matrix and (gate != "off" or out or baseline):
-        raise InputError("--gate, --baseline and --out go with --matrix")
+        raise InputError("--gate, --baseline and --out go with --matrix; add it, or drop them")
     if matrix and (tree or len(budget) > 1 or dtype != "float32"):
         raise InputError("--matrix runs chain and tree at one budget, in float32 and bfloat16; drop --tree and --dtype")
 

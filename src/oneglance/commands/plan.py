@@ -67,7 +67,7 @@ def plan(
     opening.check_tree(budget, None)
     kind = split(drafter)[0]
     if kind not in ("block", "none"):
-        raise InputError(f"plan knows the drafters block and none, got {kind!r}")
+        raise InputError(f"plan knows the drafters block and none, got {kind!r}; use one of these")
     name = opening.head_name(target, head, drafter)
     config = None if name is None or kind == "none" else HeadConfig.from_checkpoint(read_config(name)[1])
     outline = outline_target(target)

@@ -90,7 +90,7 @@ def match_probability(mean: ArrayLike, horizon: int = L) -> Array:
     """
     target = np.asarray(mean, float)
     if np.any((target < 0) | (target > horizon) | np.isnan(target)):
-        raise InputError(f"a mean accepted length lies in 0..{horizon}")
+        raise InputError(f"a mean accepted length lies in 0..{horizon}; give one that does")
     low, high = np.zeros(target.shape), np.ones(target.shape)
     for _ in range(60):  # halving reaches the last bit of a float
         middle = (low + high) / 2

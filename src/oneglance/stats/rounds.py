@@ -177,7 +177,7 @@ def read_rounds(path: Path | str) -> RoundLog:
         raise InputError(f"cannot read the round log {path}: {error}") from error
     rows = [row_of(line, f"{path}, line {n}") for n, line in enumerate(text.splitlines(), start=1) if line.strip()]
     if not rows:
-        raise InputError(f"the round log {path} is empty")
+        raise InputError(f"the round log {path} is empty; write it with 'oneglance rounds'")
     return RoundLog(tuple(rows))
 
 
