@@ -177,3 +177,45 @@ def test_errors_name_the_fix() -> None:
     for place, text in messages():
         if place.partition(":")[0] not in BARE:
             assert FIX.search(text), f"{place}: {text}"
+
+
+# JSON -----------------------------------------------------------------------------------------------------------------
+
+OTHER_NAMES = {  # what a quantity is not called → what it is called
+    "accepted_histogram": "acceptance_histogram",
+    "acceptance_length": "tau",
+    "draft_passes": "num_draft_passes",
+    "n_tokens": "num_tokens",
+    "tokens_per_round": "tau",
+    "tokens_per_step": "tau",
+    "speed_up": "speedup",
+    "entropy": "entropy_nats",
+}
+
+
+def written_pairs() -> list[tuple[str, str, ast.expr]]:
+    """(place, key, value) of each dict that a function which writes JSON spells out."""
+    found = []
+    for path in sorted(SRC.rglob("*.py")):
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(function, ast.FunctionDef) and writes_json(function):
+                for node in ast.walk(function):
+                    for key, value in zip(node.keys, node.values, strict=True) if isinstance(node, ast.Dict) else ():
+                        if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                            found.append((f"{path.relative_to(SRC).as_posix()}:{node.lineno}", key.value, value))
+    return found
+
+
+def writes_json(function: ast.FunctionDef) -> bool:
+    called = (node.func for node in ast.walk(function) if isinstance(node, ast.Call))
+    return "as_dict" in function.name or any(getattr(name, "attr", "") == "write_json" for name in called)
+
+
+def test_a_quantity_has_one_name_in_json() -> None:
+    """A count is ``num_*``, and what has a name in one command is not called otherwise in another."""
+    found = written_pairs()
+    assert len(found) > 100
+    for place, key, value in found:
+        assert key not in OTHER_NAMES, f"{place}: say {OTHER_NAMES.get(key)}"
+        is_count = isinstance(value, ast.Call) and getattr(value.func, "id", "") == "len"
+        assert not is_count or key.startswith("num_"), f"{place}: {key} is a count; say num_{key}"

@@ -159,7 +159,7 @@ def scores(corpus: str, answered: Sequence[Answered], sizes: Sequence[int]) -> l
                     n=len(part),
                     tau=_totals(theirs).mean,
                     ms_per_token=sum(g.decode_ms for g in theirs) / sum(g.num_tokens - 1 for g in theirs),
-                    passes=sum(g.draft_passes for g in theirs) / sum(len(g.rounds) for g in theirs),
+                    passes=sum(g.num_draft_passes for g in theirs) / sum(len(g.rounds) for g in theirs),
                     tau_ratio=None if is_tree else _plus_one(resample_lift(_totals(ours), _totals(theirs))),
                     time_ratio=None
                     if is_tree
