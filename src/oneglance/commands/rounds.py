@@ -199,9 +199,8 @@ def _report(out: Path, fell_back: int, *, json: bool) -> None:
         return
     for task, row in per_task.items():
         mean = "–" if row["mean_a"] is None else f"{row['mean_a']:.2f}"
-        print(
-            f"{task}: {row['num_rounds']} rounds of {row['num_prompts']} prompts, a {mean}, H {row['mean_h_nats']:.3f} nats"
-        )
+        counts = f"{row['num_rounds']} rounds of {row['num_prompts']} prompts"
+        print(f"{task}: {counts}, a {mean}, H {row['mean_h_nats']:.3f} nats")
     print(f"{result['num_rounds']} rounds of {result['num_prompts']} prompts in {out}")
     if fell_back:
         print(f"on {fell_back} prompts drafting ended early; the rounds after that count as not drafted")

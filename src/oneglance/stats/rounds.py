@@ -124,11 +124,6 @@ class RoundLog:
         return Runs(self.ints("a"), self.ints("horizon"))
 
     @property
-    def top1_runs(self) -> Runs:
-        """Leading top-1 matches, with the same horizons (Asm. 2)."""
-        return Runs(self.ints("a1"), self.ints("horizon"))
-
-    @property
     def prompts(self) -> NDArray[np.str_]:
         """(R,) names that keep equal prompt ids of different tasks apart."""
         return np.array([f"{row.task}/{row.prompt}" for row in self.rows], np.str_)

@@ -20,7 +20,6 @@ from oneglance.tree import best_first, chain
 
 STEPS = 7  # of EAGLE-3's training-time test
 SIZES = (16, 32, 64, 128, 256)
-DEPTHS = (3, 7)
 PROBE_TOKENS = 64
 
 
