@@ -4,10 +4,12 @@ import dataclasses
 import inspect
 import pkgutil
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
+import oneglance
 from oneglance import cli
 from oneglance.cli import COMMANDS, main
 from oneglance.commands.demo import PAGE, PROMPT
@@ -124,6 +126,13 @@ def test_the_python_reference_has_each_command() -> None:
     assert places
     for place in places:
         assert pkgutil.resolve_name(place) is not None, place
+
+
+def test_the_version_is_one() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["version"] == oneglance.__version__
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## (\S+), ", changelog, re.MULTILINE)[0] == project["version"]
 
 
 def test_python_takes_what_the_command_line_takes() -> None:
