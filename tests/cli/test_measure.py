@@ -1,6 +1,7 @@
 """The commands that measure: rounds and the statistics on them, bench, sweep, cost, ledger, compare, reports."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,8 @@ def test_law_finds_the_planted_slopes(run: Run, law_log: Path, tmp_path: Path) -
         assert slopes["p_slope"] < 0
         assert slopes["mean_slope"] > slopes["endless"]  # the block's end flattens it
     assert found["fits"]["docvqa"]["verdict"] == "holds"
+    bounds, nodes = found["brackets"]["docvqa"], read_rounds(law_log).budget
+    assert bounds["upper"] == pytest.approx([min(15, 2 * math.log(nodes) / h) for h in bounds["h_nats"]])
     assert found["fano"] is None  # nothing beside this log says how large the vocabulary is
     assert found["gaps"]["caption < docvqa"]["difference"]["low"] > 0
     assert found["calibration"]["offsets"][0]["said"] == pytest.approx(0.6, abs=1e-6)
