@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from oneglance.core import Generation, InputError, OneglanceError, OneglanceWarning, Round, SamplingParams
     from oneglance.decoder import Decoder, Step, Stream, load
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 __all__ = [
     "Decoder",

@@ -51,7 +51,7 @@ class Acceptance:
             num_kept=sum(len(done.token_ids) for done in rounds),
             histogram=Counter(num_kept_accepted(done) for done in rounds if len(done.tree)),
             num_proposed=sum(len(done.tree) for done in rounds),
-            draft_passes=generation.draft_passes,
+            draft_passes=generation.num_draft_passes,
             num_gated=sum(done.gated for done in rounds),
             fell_back=int(generation.fell_back is not None),
         )

@@ -110,15 +110,15 @@ def _files(name: str) -> list[Path]:
         found = [Path(at) / file for at, _, files in os.walk(path) for file in files]
         found = [file for file in found if file.suffix.lower() in SUFFIXES and not file.name.startswith(".")]
         if not found:
-            raise InputError(f"there is no image or PDF below {name}")
+            raise InputError(f"there is no image or PDF below {name}; give another folder")
         return sorted(found)
     if path.exists():
         return [path]
     if GLOB & set(name):
         if matches := sorted(Path(match) for match in glob.glob(name, recursive=True) if Path(match).is_file()):
             return matches
-        raise InputError(f"no file matches {name!r}")
-    raise InputError(f"there is no file or folder {name!r}")
+        raise InputError(f"no file matches {name!r}; check the pattern")
+    raise InputError(f"there is no file or folder {name!r}; check the path")
 
 
 def _pages_of(path: Path, prompt: str | None, dpi: int) -> Iterator[Page | Failure]:

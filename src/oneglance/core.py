@@ -260,7 +260,7 @@ class Generation:
         return sum(len(r.token_ids) for r in self.rounds) / len(self.rounds)
 
     @property
-    def accepted_histogram(self) -> dict[int, int]:
+    def acceptance_histogram(self) -> dict[int, int]:
         """Accepted tokens that were kept → number of rounds; what a cut dropped counts here no more than in ``tau``."""
         return dict(sorted(Counter(r.num_accepted for r in self.rounds).items()))
 
@@ -270,7 +270,7 @@ class Generation:
         return sum(r.gated for r in self.rounds) / max(self.num_tokens, 1)
 
     @property
-    def draft_passes(self) -> int:
+    def num_draft_passes(self) -> int:
         return sum(r.num_draft_passes for r in self.rounds)
 
     @property
@@ -284,10 +284,10 @@ class Generation:
             "token_ids": self.token_ids,
             "finish_reason": self.finish_reason,
             "num_tokens": self.num_tokens,
-            "rounds": len(self.rounds),
+            "num_rounds": len(self.rounds),
             "tau": self.tau,
-            "accepted_histogram": self.accepted_histogram,
-            "draft_passes": self.draft_passes,
+            "acceptance_histogram": self.acceptance_histogram,
+            "num_draft_passes": self.num_draft_passes,
             "num_reused": self.num_reused,
             "prefill_ms": self.prefill_ms,
             "decode_ms_per_token": self.decode_ms_per_token,

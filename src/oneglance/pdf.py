@@ -36,7 +36,7 @@ def num_pages(path: Path) -> int:
     with _opened(path) as document:
         count = len(document)
     if not count:
-        raise ImageError(f"'{path}' has no pages")
+        raise ImageError(f"'{path}' has no pages; leave it out")
     return count
 
 

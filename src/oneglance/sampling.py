@@ -104,10 +104,10 @@ def _check_bias(given: Any) -> None:
     if given is None:
         return
     if not isinstance(given, Mapping):
-        raise InputError(f"logit_bias maps token ids to numbers, got {given!r}")
+        raise InputError(f"logit_bias maps token ids to numbers, got {given!r}; give a mapping")
     for token, bias in given.items():
         if isinstance(token, bool) or not isinstance(token, numbers.Integral):
-            raise InputError(f"logit_bias maps token ids to numbers, and {token!r} is no token id")
+            raise InputError(f"logit_bias maps token ids to numbers, and {token!r} is none; use whole numbers")
         if not isinstance(bias, int | float) or not abs(bias) < 1e9:
             raise InputError(f"logit_bias must be finite, got {bias!r}; use bad_words for tokens that must never come")
 

@@ -94,7 +94,6 @@ class TextStream:
         self._held = ""
         self._stop = params.stop
         self._eos_ids = frozenset() if params.ignore_eos else frozenset(eos_ids)
-        self._context_room = context_room
         self._limit = min(params.max_new_tokens, context_room)
         self._cap_reason: CutReason = "cap" if params.max_new_tokens <= context_room else "context"
         if self._limit <= 0:

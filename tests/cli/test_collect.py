@@ -43,7 +43,7 @@ def test_a_dry_run_writes_nothing_and_a_run_writes_traces(run: Run, tmp_path: Pa
     out = tmp_path / "traces"
     words = ["collect", "--out", out, "--tasks", "textvqa", "--limit", 2, "--max-new-tokens", 8, "--threads", 1]
     estimate = run(*words, "--dry-run", "--json").json["estimate"]
-    assert estimate["prompts"] == 2
+    assert estimate["num_prompts"] == 2
     assert estimate["seconds"] > 0
     assert not out.exists()
     result = run(*words, "--head", "builtin:reader", "--json").json

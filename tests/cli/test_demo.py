@@ -35,11 +35,11 @@ def test_json(run: Run) -> None:
     assert (result.code, result.err) == (0, "")
     answer = result.json
     assert answer["identical"] is True
-    assert answer["pairs"] == 1
+    assert answer["num_pairs"] == 1
     assert answer["dtype"] == "float32"
     assert answer["threads"] == 1
     assert answer["plain"]["token_ids"] == answer["oneglance"]["token_ids"] != []
-    assert answer["plain"]["rounds"] == answer["plain"]["num_tokens"] - 1
+    assert answer["plain"]["num_rounds"] == answer["plain"]["num_tokens"] - 1
     assert set(answer["speedup"]) == set(answer["plain"]["decode_ms_per_token"]) == {"median", "min", "max", "n"}
     assert answer["true_text"].startswith("Lima Bakery\n")
 

@@ -49,6 +49,7 @@ def test_random_head_fails_with_causes(run: Run, text_target: Path, text_head: P
     assert "drafts next to nothing" in report["verdict"]
     assert report["next"] == f"oneglance inspect {text_target} {text_head}"
     assert report["causes"][-len(doctor.CAUSES) :] == list(doctor.CAUSES)
+    assert report["page"] == "docs/troubleshooting.md#few-tokens-a-round"
 
 
 def test_layers_off_by_one_are_found_first(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,10 +20,10 @@ FIELDS = {
     "token_ids": list,
     "finish_reason": str,
     "num_tokens": int,
-    "rounds": int,
+    "num_rounds": int,
     "tau": float,
-    "accepted_histogram": dict,
-    "draft_passes": int,
+    "acceptance_histogram": dict,
+    "num_draft_passes": int,
     "prefill_ms": float,
     "decode_ms_per_token": float,
     "fell_back": type(None),
@@ -96,14 +96,14 @@ def test_json_is_one_object(run: Run) -> None:
     assert {key: type(answer[key]) for key in FIELDS} == FIELDS
     assert answer["num_tokens"] == len(answer["token_ids"]) > 1
     assert answer["finish_reason"] == "stop"
-    assert answer["draft_passes"] == answer["rounds"] == sum(answer["accepted_histogram"].values())
+    assert answer["num_draft_passes"] == answer["num_rounds"] == sum(answer["acceptance_histogram"].values())
     assert answer["target"] == answer["head"] == "builtin:reader"
 
 
 def test_drafter_changes_no_token(run: Run) -> None:
     common = ["generate", QUESTION, "--image", PAGE, "--dtype", "float32", "--json"]
     plain = run(*common, "--drafter", "none").json
-    assert (plain["head"], plain["draft_passes"], plain["tau"]) == (None, 0, 1.0)
+    assert (plain["head"], plain["num_draft_passes"], plain["tau"]) == (None, 0, 1.0)
     for words in (["--tree", "chain"], ["--tree", "fixed", "--budget", "20"], ["--budget", "7", "--branch-k", "2"]):
         assert run(*common, *words).json["token_ids"] == plain["token_ids"]
 
@@ -114,7 +114,7 @@ def test_piped_text_is_plain_and_figures_go_to_stderr(run: Run) -> None:
     assert result.code == 0
     assert result.out == same["text"] + "\n"
     assert "\x1b" not in result.out + result.err
-    assert f"{same['num_tokens']} tokens, complete · {same['rounds']} rounds · τ {same['tau']:.2f}" in result.err
+    assert f"{same['num_tokens']} tokens, complete · {same['num_rounds']} rounds · τ {same['tau']:.2f}" in result.err
     assert "ms/token · prefill" in result.err
 
 

@@ -87,7 +87,7 @@ def test_rounds_writes_a_log_and_goes_on_after_a_kill(
     words = ("rounds", *tiny, "--out", out, "--budget", 7, "--marginals")
     first = run(*words, "--json")
     assert first.code == 0
-    assert first.json["prompts"] == 4
+    assert first.json["num_prompts"] == 4
     whole = read_rounds(out)
     assert set(first.json["tasks"]) == {"chat", "code"}
     lines = out.read_text().splitlines()
@@ -381,6 +381,6 @@ def test_compare_shows_how_each_system_cut_the_text(
     assert [row["system"] for row in rows] == ["plain", "chain", "tree"]
     assert all(row["identical"] for row in rows)
     for row in rows:
-        assert len(row["strip"]) == row["rounds"] + 1
+        assert len(row["strip"]) == row["num_rounds"] + 1
         assert "".join(row["strip"]) == row["text"]
     assert run(*words).code == 0

@@ -18,7 +18,7 @@ def cross_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_plan_is_the_loaded_targets_size(run: Run, text_target: Path, text_head: Path) -> None:
-    words = ("plan", "--target", text_target, "--head", text_head, "--context", 500, "--prompt", 100)
+    words = ("plan", "--target", text_target, "--head", text_head, "--context", 500, "--prompt-rows", 100)
     found = run(*words, "--json").json
     model = open_target(str(text_target)).model
     assert found["target"] == sum(p.numel() * p.element_size() for p in model.parameters())
@@ -33,7 +33,8 @@ def test_plan_is_the_loaded_targets_size(run: Run, text_target: Path, text_head:
 
 
 def test_a_plan_is_checked_against_what_decoding_holds(run: Run, text_target: Path, text_head: Path) -> None:
-    words = ("plan", "--target", text_target, "--head", text_head, "--context", 300, "--prompt", 100, "--budget", 31)
+    pair = ("--target", text_target, "--head", text_head)
+    words = ("plan", *pair, "--context", 300, "--prompt-rows", 100, "--budget", 31)
     found = run(*words, "--check", "--json")
     assert found.code == 0
     assert found.json["target"] + found.json["head"] < found.json["measured"] <= found.json["total"]
@@ -50,21 +51,20 @@ def test_plan_needs_no_weights(run: Run, text_target: Path, text_head: Path, tmp
 
 
 def test_images_are_counted_where_cross_attention_sees_them(run: Run, cross_target: Path) -> None:
-    words = ("plan", "--target", cross_target, "--drafter", "none", "--context", 100, "--prompt", 50)
-    one, three = (run(*words, *more, "--json").json for more in ([], ["--images", 3]))
+    words = ("plan", "--target", cross_target, "--drafter", "none", "--context", 100, "--prompt-rows", 50)
+    one, three = (run(*words, *more, "--json").json for more in ([], ["--num-images", 3]))
     assert 0 < 3 * one["fixed_kv"] == three["fixed_kv"]
     assert three["total"] - one["total"] >= 2 * one["fixed_kv"]
     assert "by cross-attention" in run(*words).out
-    assert "--check decodes a text" in run(*words, "--images", 1, "--check").error
+    assert "--check decodes a text" in run(*words, "--num-images", 1, "--check").error
     checked = run(*words, "--check", "--json")
     assert checked.code == 0
     assert checked.json["fixed_kv"] == 0
 
 
 def test_bad_plans_are_one_line(run: Run, text_target: Path) -> None:
-    assert (
-        "no image by cross-attention" in run("plan", "--target", text_target, "--drafter", "none", "--images", 1).error
-    )
+    plain = ("plan", "--target", text_target, "--drafter", "none")
+    assert "no image by cross-attention" in run(*plain, "--num-images", 1).error
     words = ("plan", "--target", text_target, "--drafter")
     assert "knows the drafters" in run(*words, "ngram").error
     assert "--context must lie in" in run(*words, "none", "--context", 5000).error

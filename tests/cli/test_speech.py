@@ -39,7 +39,7 @@ def test_rounds_of_recordings(run: Run, speech: Path, tmp_path: Path) -> None:
     log = tmp_path / "speech.jsonl"
     arguments = ("--prompts", speech / "prompts.jsonl", "--target", speech / "target", *NGRAM, "--out", log)
     summary = run("rounds", *arguments, "--json").json
-    assert (summary["prompts"], summary["fell_back"]) == (2, 0)
+    assert (summary["num_prompts"], summary["fell_back"]) == (2, 0)
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     assert {row["task"] for row in rows} == {"prompts", "asr"}
     assert all(row["h_nats"] >= 0 for row in rows)

@@ -55,7 +55,7 @@ def test_a_run_leaves_a_head_and_a_log(run: Run, recipe: Path, text_target: Path
     assert [row["step"] for row in log] == [2, 3, 4, 6]
     assert [len(row.get("heldout_top1", [])) for row in log] == [0, 15, 0, 15]
     answer = run("generate", "x", "--target", text_target, "--head", result["head"], "--max-new-tokens", 4, "--json")
-    assert answer.json["draft_passes"] > 0
+    assert answer.json["num_draft_passes"] > 0
 
 
 def test_what_is_said_while_training(run: Run, recipe: Path, tmp_path: Path) -> None:

@@ -212,7 +212,7 @@ def test_nan_features_end_drafting_only(after: int, monkeypatch: pytest.MonkeyPa
     with pytest.warns(OneglanceWarning, match="NaN"):
         generation = decode_ids(decoder, inputs, NUM_TOKENS).generation
     assert generation.token_ids == reference
-    assert generation.draft_passes == after + 1
+    assert generation.num_draft_passes == after + 1
     assert "NaN" in (generation.fell_back or "")
 
 

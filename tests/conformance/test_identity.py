@@ -124,7 +124,7 @@ def test_a_head_that_returns_nan_costs_speed_only(family: str) -> None:
     assert sum(warning.category is OneglanceWarning for warning in caught) == 1
     assert generation.token_ids == reference
     assert decode_ids(decoder, inputs, NUM_TOKENS).generation.token_ids == reference  # and does not say it again
-    assert generation.draft_passes == 0
+    assert generation.num_draft_passes == 0
     assert generation.fell_back is not None
     assert "NaN" in generation.fell_back
 

@@ -56,8 +56,8 @@ def test_tokens_are_one_plus_what_the_rounds_kept(
     assert [len(r.token_ids) for r in rounds] == [budget + 1] * full + [rest] * (rest > 0)
     assert generation.tau == pytest.approx(39 / len(rounds))
     assert [r.cut for r in rounds] == [None] * (len(rounds) - 1) + ["cap"]
-    assert sum(generation.accepted_histogram.values()) == len(rounds)
-    assert generation.draft_passes == sum(1 for r in rounds if len(r.tree))
+    assert sum(generation.acceptance_histogram.values()) == len(rounds)
+    assert generation.num_draft_passes == sum(1 for r in rounds if len(r.tree))
 
 
 def test_chains_of_every_depth(qwen3_vl: Target, inputs: Inputs, reference: list[int]) -> None:
@@ -76,17 +76,17 @@ def test_tau_counts_kept_tokens_only(qwen3_vl: Target, inputs: Inputs, reference
     assert generation.token_ids == reference[:4]
     assert (generation.tau, len(generation.rounds)) == (3.0, 1)
     assert generation.rounds[0].verdict.num_accepted == 15
-    assert generation.accepted_histogram == {3: 1}
+    assert generation.acceptance_histogram == {3: 1}
     assert (generation.rounds[0].cut, generation.finish_reason) == ("stop", "stop")
 
 
 def test_result_as_json(qwen3_vl: Target, inputs: Inputs, reference: list[int]) -> None:
     generation = decode_ids(Decoder(qwen3_vl, NoDrafter()), inputs, 5).generation
     result = json.loads(json.dumps(generation.as_dict()))
-    fields = "text token_ids finish_reason num_tokens rounds tau accepted_histogram draft_passes prefill_ms"
+    fields = "text token_ids finish_reason num_tokens num_rounds tau acceptance_histogram num_draft_passes prefill_ms"
     assert {*fields.split(), "decode_ms_per_token", "target", "head"} <= result.keys()
     assert result["token_ids"] == reference[:5]
-    assert (result["rounds"], result["tau"], result["num_tokens"], result["head"]) == (4, 1.0, 5, None)
+    assert (result["num_rounds"], result["tau"], result["num_tokens"], result["head"]) == (4, 1.0, 5, None)
     assert result["prefill_ms"] > 0
     assert result["decode_ms_per_token"] > 0
 
@@ -317,7 +317,7 @@ def test_a_failure_inside_the_head_is_survived(qwen3_vl: Target, inputs: Inputs,
     handle.remove()
     again = decode_ids(decoder, inputs, 12).generation
     assert again.token_ids == reference[:12]
-    assert again.draft_passes == sum(1 for r in again.rounds if len(r.tree)) > 3
+    assert again.num_draft_passes == sum(1 for r in again.rounds if len(r.tree)) > 3
 
 
 class FailsAtStart(ScriptedDrafter):

@@ -1,12 +1,18 @@
 """What the pages for people say is true: code runs, commands and options exist, links lead somewhere."""
 
+import dataclasses
+import inspect
+import pkgutil
 import re
 from pathlib import Path
 
 import pytest
 
+from oneglance import cli
 from oneglance.cli import COMMANDS, main
 from oneglance.commands.demo import PAGE, PROMPT
+from oneglance.commands.doctor import HELP
+from oneglance.core import SamplingParams
 from oneglance.decoder import load
 from oneglance.report.paper import items
 
@@ -56,12 +62,31 @@ def test_commands_and_options_exist(
         assert f"{option} " in shown, option
 
 
+def anchors(page: Path) -> set[str]:
+    """Of a page's headings, as GitHub and MkDocs make them of ASCII headings."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    targets = re.findall(r"\]\(([^)#]+)\)", text) + re.findall(r'src="([^"]+)"', text)
+    targets = re.findall(r"\]\(([^)]+)\)", text) + re.findall(r'src="([^"]+)"', text)
     for target in targets:
-        assert target.startswith("http") or (page.parent / target).exists(), target
+        if target.startswith("http"):
+            continue
+        path, _, anchor = target.partition("#")
+        other = page.parent / path if path else page
+        assert other.exists(), target
+        assert not anchor or anchor in anchors(other), target
+
+
+def test_the_doctor_sends_people_to_sections_that_exist() -> None:
+    source = (SRC / "commands" / "doctor.py").read_text(encoding="utf-8")
+    sections = re.findall(r"\{HELP\}#([\w-]+)", source)
+    assert sections
+    assert set(sections) <= anchors(ROOT / HELP)
 
 
 def test_architecture_names_every_room() -> None:
@@ -78,6 +103,36 @@ def test_paper_map_names_files_that_exist() -> None:
     assert files
     for file in files:
         assert (SRC / file).exists(), file
+
+
+def test_paper_map_has_each_item_with_its_command() -> None:
+    text = (ROOT / "docs" / "paper-map.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^\| (Table|Figure) (\d+) \| (.+?) \| `(.+?)` \| (.+) \|$", text, re.MULTILINE)
+    wanted = [
+        (name.replace("fig", "Figure ").replace("table", "Table "), i.title, i.command) for name, i in items().items()
+    ]
+    assert [(f"{kind} {number}", title, command) for kind, number, title, command, _ in shown] == wanted
+
+
+def test_the_python_reference_has_each_command() -> None:
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`[a-z-]+`(?:, `[a-z-]+`)*) \| (.+) \|$", text, re.MULTILINE)
+    named = {name for cell, _ in rows for name in re.findall(r"`([a-z-]+)`", cell)}
+    no_python = {"demo", "doctor", "worth-it", "ledger", "transfer", "train-matched", "push"}  # made of the others
+    assert named | no_python == {name for name in COMMANDS if " " not in name}
+    places = [place for _, cell in rows for place in re.findall(r"`(oneglance(?:\.\w+)+)`", cell)]
+    assert places
+    for place in places:
+        assert pkgutil.resolve_name(place) is not None, place
+
+
+def test_python_takes_what_the_command_line_takes() -> None:
+    """Arguments of ``load`` and of sampling have the options' names."""
+    taken = {param.name for param in cli._command("generate").params}
+    known = {*inspect.signature(load).parameters, *(field.name for field in dataclasses.fields(SamplingParams))}
+    only_python = {"logits_processors", "ignore_eos"}
+    renamed = {"bad_words"}  # --bad-word, once for each
+    assert known - only_python - renamed <= taken
 
 
 def test_the_recorded_demo_is_what_the_program_gives() -> None:

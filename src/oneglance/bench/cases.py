@@ -166,7 +166,7 @@ def own_images(folder: Path, questions: Sequence[str], limit: int) -> list[Case]
     """
     pictures = find_pictures(folder)[:limit]
     if not pictures:
-        raise InputError(f"{folder} holds no readable images")
+        raise InputError(f"{folder} holds no readable images; give a folder of pictures")
     return [
         Case(sha[:16], folder.name or "images", questions[index % len(questions)], partial(_load, path))
         for index, (sha, path) in enumerate(pictures)

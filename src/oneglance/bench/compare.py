@@ -113,7 +113,9 @@ def project(records: Sequence[Record], charges: Mapping[str, float]) -> list[Pro
     names = {r.system for r in records}
     for system in charges:
         if system not in names or system == "plain":
-            raise InputError(f"--charge-tau names {system!r}, which is not among the drafting systems of this run")
+            raise InputError(
+                f"--charge-tau names {system!r}, which is not among the drafting systems; add it to --systems"
+            )
     if charges and "plain" not in names:
         raise InputError("--charge-tau needs the plain system for the speedup; add it to --systems")
     found = []

@@ -136,9 +136,13 @@ def check_twin(model: Target, target: Target, layer_ids: Collection[int]) -> Non
     """
     check_tokenizers(model, target)
     if model.hidden_size != target.hidden_size:
-        raise InputError(f"the twin's states have {model.hidden_size} numbers, the target's {target.hidden_size}")
+        raise InputError(
+            f"the twin's states have {model.hidden_size} numbers, the target's {target.hidden_size}; choose another"
+        )
     if model.num_layers <= max(layer_ids):
-        raise InputError(f"the twin has {model.num_layers} layers and the head reads layer {max(layer_ids)}")
+        raise InputError(
+            f"the twin has {model.num_layers} layers and the head reads layer {max(layer_ids)}; choose another"
+        )
 
 
 class _Beside:

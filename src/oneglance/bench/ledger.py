@@ -120,7 +120,9 @@ def ratio(one: Result, system: str, two: Result, other: str, task: str) -> Inter
     first, second = _times(one, system, task), _times(two, other, task)
     both = [prompt for prompt in first if prompt in second]
     if not both:
-        raise InputError(f"{one.path} ({system}) and {two.path} ({other}) share no prompt of task {task!r}")
+        raise InputError(
+            f"{one.path} ({system}) and {two.path} ({other}) share no prompt of task {task!r}; choose another task"
+        )
     return resample_ratio([first[p] for p in both], [second[p] for p in both])
 
 

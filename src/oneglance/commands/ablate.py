@@ -174,7 +174,9 @@ def _open(
     from oneglance.drafters.settings import wants_block_head
 
     if not wants_block_head(drafter):
-        raise InputError(f"only a block head has states to swap and drafts trees and chains alike, got {drafter!r}")
+        raise InputError(
+            f"only a block head has states to swap and drafts trees and chains alike, got {drafter!r}; use block"
+        )
     return opening.open_decoder(
         target,
         head,
@@ -207,7 +209,9 @@ def _subsets(text: str | None, ids: tuple[int, ...]) -> list[tuple[int, ...]]:
                 f"--subsets takes layer ids, such as '{ids[0]};{ids[0]},{ids[-1]}', got {text!r}"
             ) from error
         if not set(kept) <= set(ids):
-            raise InputError(f"the head reads layers {', '.join(map(str, ids))}, --subsets names {part.strip()}")
+            raise InputError(
+                f"the head reads layers {', '.join(map(str, ids))}, not {part.strip()}; choose among them in --subsets"
+            )
         found.append(kept)
     return list(dict.fromkeys(found))
 

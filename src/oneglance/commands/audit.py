@@ -21,11 +21,21 @@ if TYPE_CHECKING:
 
 Budgets = Annotated[
     list[str] | None,
-    typer.Option("--budget", metavar="N|auto", help="Tree budget; repeat to audit several. Default 63."),
+    typer.Option(
+        "--budget",
+        metavar="N|auto",
+        rich_help_panel=options.DECODING,
+        help="Nodes of the candidate tree, root excluded; auto: as many as pay here. Repeat for several; default 63.",
+    ),
 ]
 Trees = Annotated[
     list[str] | None,
-    typer.Option("--tree", metavar="NAME", help="Tree policy; repeat for several. Default best_first."),
+    typer.Option(
+        "--tree",
+        metavar="NAME",
+        rich_help_panel=options.DECODING,
+        help="best_first, chain or fixed. Repeat for several; default best_first.",
+    ),
 ]
 Matrix = Annotated[
     bool,
@@ -208,7 +218,7 @@ def _check_matrix(
 ) -> None:
     """Refuse options that the mode would not look at."""
     if not matrix and (gate != "off" or out or baseline):
-        raise InputError("--gate, --baseline and --out go with --matrix")
+        raise InputError("--gate, --baseline and --out go with --matrix; add it, or drop them")
     if matrix and (tree or len(budget) > 1 or dtype != "float32"):
         raise InputError("--matrix runs chain and tree at one budget, in float32 and bfloat16; drop --tree and --dtype")
 

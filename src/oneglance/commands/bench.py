@@ -68,7 +68,7 @@ def bench(
     charges = compare.charges(charge_tau or [])
     names, others = split(opening.names_of(systems))
     if "plain-shaped" in names and not fixed_shape:
-        raise InputError("the system plain-shaped goes with --fixed-shape")
+        raise InputError("the system plain-shaped goes with --fixed-shape; add that, or drop the system")
     if fixed_shape and runner not in ("auto", "eager"):
         raise InputError(f"--fixed-shape is a way of its own to run passes; drop --runner {runner}")
     bound = setup.bind(names)

@@ -43,7 +43,6 @@ DisjointFrom = Annotated[
 OnBadSample = Annotated[
     str, typer.Option(metavar="skip|error", help="Count unreadable images and empty answers, or stop at the first.")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say how much there is to do, on a few samples, and stop.")]
 Resume = Annotated[bool, typer.Option("--resume/--no-resume", help="Go on where an earlier run stopped.")]
 Url = Annotated[
     list[str] | None,
@@ -91,7 +90,7 @@ def collect(
     max_new_tokens: options.MaxNewTokens = options.MAX_NEW_TOKENS,
     disjoint_from: DisjointFrom = None,
     on_bad_sample: OnBadSample = "skip",
-    dry_run: DryRun = False,
+    dry_run: options.DryRun = False,
     resume: Resume = True,
     cache_features: CacheFeatures = False,
     layers: Layers = None,

@@ -11,14 +11,13 @@ from rich.table import Table
 from oneglance.commands import measuring, opening, options, terminal
 
 Prompt = Annotated[str | None, typer.Argument(metavar="[PROMPT]", help="Default: a held-out page and its prompt.")]
-Replicates = Annotated[int, typer.Option(metavar="N", min=1, help="How often each system decodes it.")]
 
 
 def compare(
     prompt: Prompt = None,
     image: options.Images = None,
     systems: measuring.Systems = "plain,chain,tree",
-    replicates: Replicates = 3,
+    replicates: measuring.Replicates = 3,
     target: options.Target = options.BUILTIN,
     head: options.Head = None,
     budget: options.Budget = options.BUDGET,
@@ -55,8 +54,8 @@ def compare(
             {
                 "system": name,
                 "identical": all(r.identical for r in own),
-                "tokens": len(own[0].token_ids),
-                "rounds": len(own[0].kept),
+                "num_tokens": len(own[0].token_ids),
+                "num_rounds": len(own[0].kept),
                 "tau": sum(own[0].kept) / len(own[0].kept) if own[0].kept else None,
                 "decode_ms": mean_ms(own),
                 "decode_ms_min": min(r.decode_ms for r in own),
@@ -100,7 +99,7 @@ def _show(console: Console, prompt: str, rows: list[dict[str, Any]]) -> None:
     for row in rows:
         table.add_row(
             row["system"],
-            str(row["rounds"]),
+            str(row["num_rounds"]),
             "" if row["tau"] is None else f"{row['tau']:.2f}",
             f"{row['decode_ms']:.1f} ({row['decode_ms_min']:.1f}–{row['decode_ms_max']:.1f})",
             "" if row["speedup"] is None else f"{row['speedup']:.2f}",

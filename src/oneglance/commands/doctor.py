@@ -26,6 +26,7 @@ LOW_TAU = 1.3  # below it a head drafts next to nothing
 PAIRS, SECONDS, MAX_NEW_TOKENS = 3, 6.0, 64
 PROMPTS = (("Transcribe the document.", PAGE), ("List the chart values.", CHART))
 TEXT_PROMPT = "Write the numbers from one to forty in words, separated by commas."
+HELP = "docs/troubleshooting.md"  # in the repository
 MARKS = {"ok": ("ok", "green"), "note": ("note", "yellow"), "fail": ("FAIL", "bold red")}
 CAUSES = (
     "The head was made for another target, another fine-tune of it or another quantisation: compare its card with "
@@ -61,12 +62,14 @@ class Diagnosis:
         verdict: one sentence.
         next: the command to run next.
         causes: why acceptance may be low, likeliest first; empty where it is not.
+        page: where to read on, a section of ``HELP``; None where nothing is amiss with the two.
     """
 
     is_well: bool
     verdict: str
     next: str
     causes: list[str] = field(default_factory=list)
+    page: str | None = None
 
 
 def doctor(
@@ -160,19 +163,26 @@ def diagnose(checks: list[Check], decoder: Decoder, trials: list[Trial], *, head
             False,
             "Output differs from plain decoding in float32: a tie of two logits, or a bug; an audit tells them apart.",
             f"oneglance audit --prompts 50 --dtype float32{names}",
+            page=f"{HELP}#the-text-differs-from-another-programs",
         )
     if fallen:
-        return Diagnosis(False, f"Drafting ends early: {fallen[0]}.", f"oneglance inspect {target} {head}")
+        return Diagnosis(
+            False,
+            f"Drafting ends early: {fallen[0]}.",
+            f"oneglance inspect {target} {head}",
+            page=f"{HELP}#drafting-ends-early",
+        )
     if tau < LOW_TAU:
         verdict = f"The head drafts next to nothing here: τ {tau:.2f}, of which 1 is the target's own token."
-        return Diagnosis(False, verdict, f"oneglance inspect {target} {head}", likely_causes(decoder, trials, head))
+        causes, page = likely_causes(decoder, trials, head), f"{HELP}#few-tokens-a-round"
+        return Diagnosis(False, verdict, f"oneglance inspect {target} {head}", causes, page)
     if failed:
         return Diagnosis(False, f"{failed[0].name}: {failed[0].detail}.", "oneglance doctor")
     words = "" if is_exact else " Answers differ in this dtype, as two kernels of one model do; float32 judges."
     if speedup is not None and speedup < 1:
         verdict = f"It works, but does not pay here: {speedup:.2f} times plain decoding's speed at τ {tau:.2f}.{words}"
-        causes = likely_causes(decoder, trials, head)
-        return Diagnosis(True, verdict, f"oneglance demo --budget 15 --dtype float32{names}", causes)
+        causes, page = likely_causes(decoder, trials, head), f"{HELP}#it-is-slower-than-plain-decoding"
+        return Diagnosis(True, verdict, f"oneglance demo --budget 15 --dtype float32{names}", causes, page)
     pace = f"{speedup:.1f} times plain decoding's speed, " if speedup else ""
     verdict = f"It works: {pace}τ {tau:.2f}{', same tokens' if is_exact else ''}.{words}"
     return Diagnosis(True, verdict, f'oneglance generate --image {quote(short(str(PAGE)))} "{PROMPTS[0][0]}"{names}')
@@ -230,6 +240,7 @@ def as_dict(checks: list[Check], decoder: Decoder, trials: list[Trial], diagnosi
         "verdict": diagnosis.verdict,
         "next": diagnosis.next,
         "causes": diagnosis.causes,
+        "page": diagnosis.page,
         "checks": [dataclasses.asdict(check) for check in checks],
         "target": decoder.target.name,
         "head": decoder.drafter.name,
@@ -276,4 +287,6 @@ def show(console: Console, decoder: Decoder, trials: list[Trial], diagnosis: Dia
         for number, cause in enumerate(diagnosis.causes, start=1):
             causes.add_row(f"{number}.", Text(terminal.visible(cause)))
         console.print("\nLikely causes:", causes, sep="\n")
+    if diagnosis.page:
+        console.print(f"\nRead: {diagnosis.page}", soft_wrap=True)
     console.print(Text.assemble("\nNext: ", (terminal.visible(diagnosis.next), "bold")), soft_wrap=True)

@@ -28,7 +28,7 @@ Budget = Annotated[
     typer.Option(
         metavar="N",
         rich_help_panel=options.DECODING,
-        help="Nodes of a candidate tree, root excluded (SGLang, through this package's plugin); default a chain.",
+        help="Nodes of the candidate tree, root excluded; default a chain. Trees need SGLang and our plugin.",
     ),
 ]
 TensorParallel = Annotated[

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from oneglance.train.select import TaskScore
 
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="Changes to the recipe.")]
-ImagesFolder = Annotated[Path, typer.Option("--images", metavar="FOLDER", help="Pictures, subfolders included.")]
 Out = Annotated[
     Path, typer.Option(metavar="FOLDER", help="Traces, run and head go here; a killed run is gone on with.")
 ]
@@ -31,11 +30,10 @@ Init = Annotated[
 ]
 HeldOutShare = Annotated[float, typer.Option(metavar="X", min=0.0, max=0.9, help="Share of the pictures to judge by.")]
 Limit = Annotated[int | None, typer.Option(metavar="N", min=2, help="Pictures, at most.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Stop after the estimate.")]
 
 
 def fit_head(
-    images: ImagesFolder,
+    images: options.ImagesFolder,
     overrides: Overrides = None,
     out: Out = Path("runs/fit-head"),
     target: options.Target = options.BUILTIN,
@@ -44,7 +42,7 @@ def fit_head(
     heldout_share: HeldOutShare = 0.1,
     limit: Limit = None,
     max_new_tokens: options.MaxNewTokens = options.MAX_NEW_TOKENS,
-    dry_run: DryRun = False,
+    dry_run: options.DryRun = False,
     dtype: options.Dtype = "auto",
     device: options.Device = None,
     threads: options.Threads = None,

@@ -82,7 +82,7 @@ def generate(
         logprobs=logprobs,
     )
     if logprobs is not None and not json:
-        raise InputError("--logprobs goes with --json, where there is room for them")
+        raise InputError("--logprobs goes with --json, where there is room for them; add that")
     margin = opening.gate(gate)
     pictures = read_images(image)
     if not prompt and not pictures and audio is None:

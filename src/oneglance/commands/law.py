@@ -60,7 +60,7 @@ def law(
         sheets["calibration"] = lambda: draw.calibration_plot(found, given)
     written = logs.draw(figures, sheets)
     if json:
-        terminal.write_json({"rounds": len(log), **terminal.as_object(study), "figures": written})
+        terminal.write_json({"num_rounds": len(log), **terminal.as_object(study), "figures": written})
     else:
         _show(terminal.console(), study, written)
 

@@ -13,7 +13,7 @@ from oneglance.core import InputError
 Action = Annotated[str, typer.Argument(metavar="diff|ratio", help="What to do with the two results.")]
 One = Annotated[Path, typer.Argument(metavar="RESULT", help="What 'oneglance bench --out' wrote.")]
 Two = Annotated[Path, typer.Argument(metavar="RESULT", help="Another one.")]
-System = Annotated[str, typer.Option(metavar="NAME", help="ratio: system of the first result.")]
+Base = Annotated[str, typer.Option(metavar="NAME", help="ratio: system of the first result.")]
 Other = Annotated[str, typer.Option(metavar="NAME", help="ratio: system of the second result.")]
 Task = Annotated[str | None, typer.Option(metavar="NAME", help="ratio: task; default the only one.")]
 
@@ -22,7 +22,7 @@ def ledger(
     action: Action,
     one: One,
     two: Two,
-    system: System = "plain",
+    base: Base = "plain",
     other: Other = "tree",
     task: Task = None,
     json: options.Json = False,
@@ -59,10 +59,10 @@ def ledger(
         tasks = list(dict.fromkeys(record.task for record in first.records))
         if task is None and len(tasks) > 1:
             raise InputError(f"{one} has several tasks; give --task, one of {', '.join(tasks)}")
-        value = book.ratio(first, system, second, other, task or tasks[0])
+        value = book.ratio(first, base, second, other, task or tasks[0])
         if json:
             terminal.write_json(value)
         else:
-            print(f"{system} / {other}: {value.value:.3f} [{value.low:.3f}, {value.high:.3f}] ms/token")
+            print(f"{base} / {other}: {value.value:.3f} [{value.low:.3f}, {value.high:.3f}] ms/token")
     else:
         raise InputError(f"ledger takes diff or ratio, got {action!r}")

@@ -21,15 +21,14 @@ if TYPE_CHECKING:
 
 Out = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Both runs; default runs/ and the recipe's name.")]
 Layers = Annotated[
-    str | None, typer.Option(metavar="I,J,K", help="EAGLE-3's kept layers; default its own rule, early, middle, late.")
+    str | None, typer.Option(metavar="N,N,…", help="EAGLE-3's kept layers; default its own rule, early, middle, late.")
 ]
 DraftVocab = Annotated[
     int | None, typer.Option(metavar="N", min=1, help="EAGLE-3 drafts over the N most frequent ids; default all.")
 ]
-Depths = Annotated[str, typer.Option(metavar="N,…", help="Lengths of EAGLE-3's chains.")]
-Sizes = Annotated[str | None, typer.Option(metavar="N,…", help="Probe prompts; default 16 to 256, as there are.")]
+Depths = Annotated[str, typer.Option(metavar="N,N,…", help="Lengths of EAGLE-3's chains.")]
+Sizes = Annotated[str | None, typer.Option(metavar="N,N,…", help="Probe prompts; default 16 to 256, as there are.")]
 Second = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Traces of a second corpus to score both on.")]
-ProbeTokens = Annotated[int, typer.Option("--max-new-tokens", metavar="N", min=2, help="Cap of a probe answer.")]
 
 
 def train_matched(
@@ -41,7 +40,7 @@ def train_matched(
     depths: Depths = "3,7",
     sizes: Sizes = None,
     second: Second = None,
-    max_new_tokens: ProbeTokens = 64,
+    max_new_tokens: options.MaxNewTokens = 64,
     budget: options.Budget = options.BUDGET,
     resume: Resume = False,
     device: options.Device = None,
@@ -62,6 +61,8 @@ def train_matched(
     state = process_state(device)
     plan = load_recipe(recipe, overrides or [])
     opening.check_tree(budget, None)
+    if max_new_tokens < 2:
+        raise InputError(f"a probe answer needs a round: give --max-new-tokens 2 or more, got {max_new_tokens}")
     lengths, asked = numbers("--depths", depths), numbers("--sizes", sizes) if sizes else None
     theirs = matched_recipe(
         plan, layer_ids=tuple(numbers("--layers", layers)) if layers else None, draft_vocab_size=draft_vocab

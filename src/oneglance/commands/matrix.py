@@ -141,7 +141,7 @@ def check_out(path: Path) -> str | None:
         InputError: no format is known by that suffix, the folder is missing, or the page has no place for the table.
     """
     if path.suffix not in SUFFIXES:
-        raise InputError(f"--out writes {', '.join(SUFFIXES)}, got {path.name!r}")
+        raise InputError(f"--out writes {', '.join(SUFFIXES)}, got {path.name!r}; choose one of these suffixes")
     if not path.parent.is_dir():
         raise InputError(f"there is no folder {path.parent} for --out; make it first")
     if path.suffix != ".md" or not path.exists():

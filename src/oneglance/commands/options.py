@@ -165,6 +165,7 @@ Images = Annotated[
     list[str] | None,
     typer.Option("--image", metavar="PATH", help="A page or photo: a path, URL or data URI. Repeat for several."),
 ]
+ImagesFolder = Annotated[Path, typer.Option("--images", metavar="FOLDER", help="Pictures, subfolders included.")]
 Audio = Annotated[
     str | None,
     typer.Option(
@@ -194,6 +195,7 @@ LongSide = Annotated[
     int,
     typer.Option(metavar="PX", min=0, rich_help_panel=DATA, help="Scale images down to this long side; 0 leaves them."),
 ]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Estimate from a few samples what it will take, and stop.")]
 TracesFolder = Annotated[
     Path, typer.Option("--traces", metavar="FOLDER", rich_help_panel=DATA, help="Traces that 'collect' wrote.")
 ]

@@ -82,7 +82,7 @@ class Comparison:
         speedup = self.speedup
         return {
             "identical": self.is_identical,
-            "pairs": len(self.pairs),
+            "num_pairs": len(self.pairs),
             "speedup": speedup.as_dict() if speedup else None,
             "plain": self._arm(PLAIN),
             "oneglance": self._arm(DRAFTED),

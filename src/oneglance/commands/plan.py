@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 Context = Annotated[int | None, typer.Option(metavar="N", help="Rows of prompt and answer; default all that fit.")]
 Seen = Annotated[
     int | None,
-    typer.Option("--images", metavar="N", min=0, help="Those that a target sees by cross-attention; default 1."),
+    typer.Option(metavar="N", min=0, help="Images that a target sees by cross-attention; default 1."),
 ]
-Prompt = Annotated[int, typer.Option(metavar="N", min=1, help="Rows of the prompt, those of its images among them.")]
+PromptRows = Annotated[int, typer.Option(metavar="N", min=1, help="Rows of the prompt, its images among them.")]
 NAMES = {
     "target": "the target's weights",
     "head": "the head's weights",
@@ -41,8 +41,8 @@ Check = Annotated[
 
 def plan(
     context: Context = None,
-    prompt: Prompt = 1024,
-    images: Seen = None,
+    prompt_rows: PromptRows = 1024,
+    num_images: Seen = None,
     target: options.Target = options.BUILTIN,
     head: options.Head = None,
     drafter: options.Drafter = "block",
@@ -67,7 +67,7 @@ def plan(
     opening.check_tree(budget, None)
     kind = split(drafter)[0]
     if kind not in ("block", "none"):
-        raise InputError(f"plan knows the drafters block and none, got {kind!r}")
+        raise InputError(f"plan knows the drafters block and none, got {kind!r}; use one of these")
     name = opening.head_name(target, head, drafter)
     config = None if name is None or kind == "none" else HeadConfig.from_checkpoint(read_config(name)[1])
     outline = outline_target(target)
@@ -75,18 +75,18 @@ def plan(
     rows = outline.context_length if context is None else context
     if not 1 <= rows <= outline.context_length:
         raise InputError(f"--context must lie in 1..{outline.context_length}, the target's own, got {rows}")
-    if images is not None and not (outline.takes_images and outline.fixed_layers):
-        raise InputError(f"--images: {target} sees no image by cross-attention; count its rows in --prompt")
-    if images and check:
-        raise InputError("--check decodes a text; leave out --images")
+    if num_images is not None and not (outline.takes_images and outline.fixed_layers):
+        raise InputError(f"--num-images: {target} sees no image by cross-attention; count its rows in --prompt-rows")
+    if num_images and check:
+        raise InputError("--check decodes a text; leave out --num-images")
     found = count(
         outline,
         config,
         dtype=outline.dtype if isinstance(chosen, str) else chosen,
         context=rows,
-        prompt=min(prompt, rows),
+        prompt=min(prompt_rows, rows),
         budget=budget,
-        images=images if images is not None else 0 if check else 1,
+        images=num_images if num_images is not None else 0 if check else 1,
     )
     result = {**asdict(found), "total": found.total, "target_name": target, "head_name": name}
     if check:

@@ -134,7 +134,7 @@ def report(
         text = "\n".join(FORMATS[form](own.rows, own.columns) for own in tables(read))
     opening.write_text(out, text)
     if json:
-        terminal.write_json({"out": str(out), "format": form, "rows": sum(len(own.rows) for own in tables(read))})
+        terminal.write_json({"out": str(out), "format": form, "num_rows": sum(len(own.rows) for own in tables(read))})
     else:
         print(out)
 

@@ -22,7 +22,7 @@ PAPER_TARGET = "Qwen3-VL-8B"
 
 def reproduce(
     item: ItemName,
-    run: Annotated[bool, typer.Option("--run/--no-run", help="Measure what can be measured here.")] = True,
+    measure: Annotated[bool, typer.Option("--measure/--no-measure", help="Measure what can be measured here.")] = True,
     tasks: options.Tasks = None,
     limit: asking.Limit = 5,
     target: options.Target = options.BUILTIN,
@@ -49,7 +49,7 @@ def reproduce(
     names = choose_tasks(tasks or "all")
     lines: list[Line] = []
     for one in chosen:
-        ours = MEASURES[one.kind](setup, names, limit) if run and one.kind else []
+        ours = MEASURES[one.kind](setup, names, limit) if measure and one.kind else []
         lines += paper.beside(one, ours, is_same_target=PAPER_TARGET in target)
     if json:
         terminal.write_json({"lines": lines, "commands": {one.name: one.command for one in chosen}})

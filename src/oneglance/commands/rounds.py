@@ -179,8 +179,8 @@ def _report(out: Path, fell_back: int, *, json: bool) -> None:
     drafted = log.drafted
     per_task = {
         task: {
-            "rounds": len(log.of(task)),
-            "prompts": len(set(log.of(task).prompts)),
+            "num_rounds": len(log.of(task)),
+            "num_prompts": len(set(log.of(task).prompts)),
             "mean_a": float(drafted.of(task).ints("a").mean()) if len(drafted.of(task)) else None,
             "mean_h_nats": float(log.of(task).h_nats.mean()),
         }
@@ -188,9 +188,9 @@ def _report(out: Path, fell_back: int, *, json: bool) -> None:
     }
     result = {
         "out": str(out),
-        "rounds": len(log),
-        "drafted": len(drafted),
-        "prompts": len(set(log.prompts)),
+        "num_rounds": len(log),
+        "num_drafted": len(drafted),
+        "num_prompts": len(set(log.prompts)),
         "fell_back": fell_back,
         "tasks": per_task,
     }
@@ -199,7 +199,8 @@ def _report(out: Path, fell_back: int, *, json: bool) -> None:
         return
     for task, row in per_task.items():
         mean = "–" if row["mean_a"] is None else f"{row['mean_a']:.2f}"
-        print(f"{task}: {row['rounds']} rounds of {row['prompts']} prompts, a {mean}, H {row['mean_h_nats']:.3f} nats")
-    print(f"{result['rounds']} rounds of {result['prompts']} prompts in {out}")
+        counts = f"{row['num_rounds']} rounds of {row['num_prompts']} prompts"
+        print(f"{task}: {counts}, a {mean}, H {row['mean_h_nats']:.3f} nats")
+    print(f"{result['num_rounds']} rounds of {result['num_prompts']} prompts in {out}")
     if fell_back:
         print(f"on {fell_back} prompts drafting ended early; the rounds after that count as not drafted")

@@ -172,7 +172,7 @@ def summary(generation: Generation) -> str:
         f"{generation.num_tokens} tokens, {ENDINGS[generation.finish_reason]}",
         f"{len(generation.rounds)} rounds",
         f"τ {_figure(generation.tau)}",
-        f"{generation.draft_passes} draft passes",
+        f"{generation.num_draft_passes} draft passes",
         f"{_figure(generation.decode_ms_per_token)} ms/token",
         f"prefill {generation.prefill_ms:.0f} ms",
     ]

@@ -22,7 +22,7 @@ Out = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Run folder; de
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint, if there is one.")]
 Tracker = Annotated[
     list[str] | None,
-    typer.Option("--tracker", metavar="NAME", help="Also log to a tracker of accelerate: tensorboard, wandb, …"),
+    typer.Option("--tracker", metavar="NAME", help="Also log to a tracker of accelerate, such as tensorboard."),
 ]
 
 

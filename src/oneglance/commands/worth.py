@@ -11,15 +11,14 @@ from rich.console import Console
 from oneglance.commands import measuring, opening, options, terminal
 from oneglance.commands.bench import interval
 
-ImagesFolder = Annotated[Path, typer.Option("--images", metavar="FOLDER", help="Pictures, subfolders included.")]
 Questions = Annotated[
     Path | None, typer.Option("--prompts", metavar="FILE", help="Questions, one a line; they take turns.")
 ]
-Limit = Annotated[int, typer.Option(metavar="N", min=2, help="Prompts, at most.")]
+Limit = Annotated[int, typer.Option(metavar="N", min=2, help="Prompts in all, at most.")]
 
 
 def worth_it(
-    images: ImagesFolder,
+    images: options.ImagesFolder,
     prompts: Questions = None,
     limit: Limit = 20,
     out: measuring.Out = None,

@@ -141,11 +141,14 @@ def check_fit(checkpoint: Checkpoint[Any, Any], target: Target) -> None:
     if len(set(ids)) != len(ids):
         raise HeadError(f"kept layers {list(ids)} repeat a layer; each may be kept once")
     if min(ids) < config.first_layer or max(ids) >= target.num_layers:
-        raise HeadError(f"kept layers {list(ids)} go past the target's {target.num_layers} layers (0-based)")
+        raise HeadError(
+            f"kept layers {list(ids)} go past the target's {target.num_layers} layers (0-based): "
+            "it is not this target's head"
+        )
     if config.mask_token_id >= target.embedding.num_embeddings:
         raise HeadError(
             f"mask id {config.mask_token_id} lies outside the target's embedding table of "
-            f"{target.embedding.num_embeddings} rows"
+            f"{target.embedding.num_embeddings} rows: it is not this target's head"
         )
     point = checkpoint.card.get("feature_point", FEATURE_POINT)
     if point != FEATURE_POINT:
@@ -229,8 +232,8 @@ def read_tensors(folder: Path, file: str | None = None) -> dict[str, Tensor]:
             raise HeadError(f"the index of {folder} points outside its folder: {name}")
         if not path.is_file():
             pickles = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"))
-            hint = f"; {pickles[0]} is a pickle, which is never loaded: convert it to safetensors" if pickles else ""
-            raise HeadError(f"{folder} has no {name}{hint}")
+            convert = f"{pickles[0]} is a pickle, which is never loaded: convert it to safetensors" if pickles else ""
+            raise HeadError(f"{folder} has no {name}; {convert or 'download it again'}")
         tensors.update(_read_shard(path))
     return tensors
 
@@ -292,7 +295,10 @@ def check_tensors(module: Callable[[Config], nn.Module], config: Config, tensors
     for key, shape in expected.items():
         if tensors[key].shape != shape:
             why = ", the width of its target_layer_ids" if key == "fc.weight" else ""
-            raise HeadError(f"{key} has shape {list(tensors[key].shape)}, its config asks for {list(shape)}{why}")
+            raise HeadError(
+                f"{key} has shape {list(tensors[key].shape)}, its config asks for {list(shape)}{why}; "
+                "the two do not belong together"
+            )
     bad = [key for key, value in tensors.items() if not bool(torch.isfinite(value).all())]
     if bad:
         raise HeadError(f"{bad[0]} holds NaN or infinite values; the checkpoint is damaged")

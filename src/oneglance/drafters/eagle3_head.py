@@ -59,7 +59,9 @@ class Eagle3Config(EagleConfig):
         flat.setdefault("num_key_value_heads", flat.get("num_attention_heads"))
         ids = raw["target_layer_ids"]
         if ids and len(ids) != NUM_FEATURES:
-            raise HeadError(f"an EAGLE-3 head reads {NUM_FEATURES} layers, its config names {len(ids)}")
+            raise HeadError(
+                f"an EAGLE-3 head reads {NUM_FEATURES} layers, its config names {len(ids)}; name {NUM_FEATURES}"
+            )
         flat |= {"has_embedding": has_embedding, "wants_mrope": wants_mrope}
         return checked(cls, flat)
 

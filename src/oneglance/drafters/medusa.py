@@ -156,7 +156,7 @@ class MedusaDrafter:
         config = checkpoint.config
         check_fit(checkpoint, target)
         if len(config.target_layer_ids) != 1:
-            raise HeadError(f"Medusa heads read one layer, their config names {len(config.target_layer_ids)}")
+            raise HeadError(f"Medusa heads read one layer, their config names {len(config.target_layer_ids)}; name one")
         device = target.lm_head_device
         return cls(checkpoint.build(dtype=target.dtype, device=device), target, name=checkpoint.name, **options)
 

@@ -86,5 +86,5 @@ def depth_of(head: str, depth: int | None) -> int:
     if depth is None:
         return deepest
     if not 1 <= depth <= deepest:
-        raise InputError(f"this head drafts 1 to {deepest} tokens a round, got --depth {depth}")
+        raise InputError(f"this head drafts 1 to {deepest} tokens a round, got --depth {depth}; choose one of these")
     return depth

@@ -48,7 +48,7 @@ def decile_curves(fits: Mapping[str, Fit], *, cap: float | None = None) -> Any:
 def law_panels(fits: Mapping[str, Fit], *, budget: int = 31) -> Any:
     """Each task's law between the AdaEDL bound and the verification ceiling, deciles as points (Fig. 4, Fig. 8)."""
     if not fits:
-        raise InputError("there is no fit to draw")
+        raise InputError("there is no fit to draw; log more rounds")
     figure, panels = _panels(len(fits))
     for index, (axes, (task, fit)) in enumerate(zip(panels, fits.items(), strict=True)):
         h, means, errors = _points(fit)

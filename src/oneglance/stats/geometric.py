@@ -82,24 +82,6 @@ def mean_length_derivative(p: ArrayLike, horizon: ArrayLike = L) -> Array:
     return total
 
 
-def match_probability(mean: ArrayLike, horizon: int = L) -> Array:
-    """The p with M(p) = mean: M is strictly increasing from M(0) = 0 to M(1) = L.
-
-    Raises:
-        InputError: a mean outside 0..horizon.
-    """
-    target = np.asarray(mean, float)
-    if np.any((target < 0) | (target > horizon) | np.isnan(target)):
-        raise InputError(f"a mean accepted length lies in 0..{horizon}")
-    low, high = np.zeros(target.shape), np.ones(target.shape)
-    for _ in range(60):  # halving reaches the last bit of a float
-        middle = (low + high) / 2
-        is_low = mean_length(middle, horizon) < target
-        low, high = np.where(is_low, middle, low), np.where(is_low, high, middle)
-    result: Array = (low + high) / 2
-    return np.where(target == horizon, 1.0, np.where(target == 0, 0.0, result))
-
-
 def survival(p: float, num_offsets: int = L) -> Array:
     """(L+1,) P(a ≥ ℓ) for ℓ = 0..L."""
     result: Array = np.float_power(p, np.arange(num_offsets + 1))

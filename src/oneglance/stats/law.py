@@ -106,7 +106,7 @@ def fit_law(
     entropy = checked_entropy(h_nats)
     observed = runs(a, num_offsets if horizon is None else horizon, num_offsets=num_offsets)
     if entropy.shape != observed.a.shape:
-        raise InputError(f"{entropy.size} entropies and {observed.a.size} accepted lengths")
+        raise InputError(f"{entropy.size} entropies and {observed.a.size} accepted lengths; give as many of each")
     if method not in ("ml", "ls"):
         raise InputError(f"unknown estimator {method!r}; choose ml or ls")
     names = np.arange(entropy.size) if prompts is None else np.asarray(prompts)

@@ -145,7 +145,7 @@ def pareto(rounds: Replay, law: Law, *, budgets: Sequence[int] = BUDGETS) -> tup
     points = []
     for budget in budgets:
         if not 1 <= budget <= rounds.max_budget:
-            raise InputError(f"budget {budget} is outside 1..{rounds.max_budget}, what was walked")
+            raise InputError(f"budget {budget} is outside 1..{rounds.max_budget}, what was walked; choose one inside")
         fixed = float(rounds.accepted(budget).mean())
         for policy in POLICIES:
             nodes = allocators[policy](budget)

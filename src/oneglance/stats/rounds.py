@@ -129,11 +129,6 @@ class RoundLog:
         return Runs(self.ints("a"), self.ints("horizon"))
 
     @property
-    def top1_runs(self) -> Runs:
-        """Leading top-1 matches, with the same horizons (Asm. 2)."""
-        return Runs(self.ints("a1"), self.ints("horizon"))
-
-    @property
     def prompts(self) -> NDArray[np.str_]:
         """(R,) names that keep equal prompt ids of different tasks apart."""
         return np.array([f"{row.task}/{row.prompt}" for row in self.rows], np.str_)
@@ -182,7 +177,7 @@ def read_rounds(path: Path | str) -> RoundLog:
         raise InputError(f"cannot read the round log {path}: {error}") from error
     rows = [row_of(line, f"{path}, line {n}") for n, line in enumerate(text.splitlines(), start=1) if line.strip()]
     if not rows:
-        raise InputError(f"the round log {path} is empty")
+        raise InputError(f"the round log {path} is empty; write it with 'oneglance rounds'")
     return RoundLog(tuple(rows))
 
 

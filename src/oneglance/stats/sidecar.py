@@ -41,7 +41,10 @@ def read_marginals(path: Path | str, log: RoundLog) -> Array:
             tables[str(file)] = _read(file, path)
         table = tables[str(file)]
         if row.round >= len(table):
-            raise InputError(f"{file} has {len(table)} rounds, but {path} has round {row.round} of {row.prompt}")
+            raise InputError(
+                f"{file} has {len(table)} rounds, but {path} has round {row.round} of {row.prompt}; "
+                "use files of one run"
+            )
         rows.append(table[row.round])
     result: Array = np.stack(rows)
     return result

@@ -235,7 +235,7 @@ def assess_tail(
     observed = runs(a, longest, num_offsets=law.num_offsets).take(rows)
     names = np.asarray(prompts)[rows]
     if not observed.a.sum() or not observed.misses.sum():
-        raise InputError("the floor has no match or no miss, so there is no run-length law to test")
+        raise InputError("the floor has no match or no miss, so there is no run-length law to test; log more rounds")
     num_offsets, hazard = law.num_offsets, fit_hazard(observed)
     fit = fit_two_state(observed, num_offsets=num_offsets)
     open_range, floor_mean = ridge(fit.model), resample_mean(observed.a, names, seed=seed)

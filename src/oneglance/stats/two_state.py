@@ -72,12 +72,6 @@ class TwoState:
         """E[a], the sum of the survival curve."""
         return float(self.survival(num_offsets)[1:].sum())
 
-    def hazards(self, num_offsets: int = L) -> Array:
-        """(L,) match probability at offset ℓ given a match at all before it."""
-        curve = self.survival(num_offsets)
-        result: Array = curve[1:] / np.maximum(curve[:-1], 1e-300)
-        return result
-
 
 @dataclass(frozen=True, slots=True)
 class Ridge:

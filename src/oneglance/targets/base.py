@@ -89,9 +89,9 @@ class Target(HFModel):
             raise InputError(f"unsupported input {unknown[0]!r}; this target takes {', '.join(self.input_names)}")
         lacking = sorted(set(self.image_names) - given.keys())
         if lacking and len(lacking) < len(self.image_names):
-            raise InputError(f"{', '.join(self.image_names)} come together, and {lacking[0]!r} is missing")
+            raise InputError(f"{', '.join(self.image_names)} come together, and {lacking[0]!r} is missing; pass all")
         if "input_ids" not in given:
-            raise InputError("input_ids is missing")
+            raise InputError("input_ids is missing; pass what the processor returns")
         for key, value in given.items():
             if not isinstance(value, Tensor):
                 raise InputError(f"{key} must be a tensor, got {type(value).__name__}")
@@ -112,7 +112,10 @@ class Target(HFModel):
         if mask is not None and not bool(mask.bool().all()):
             raise InputError("padded input is not supported; pass the sequence without padding (batch one needs none)")
         if int(ids.min()) < 0 or int(ids.max()) >= self.embedding.num_embeddings:
-            raise InputError(f"input_ids hold ids outside the vocabulary of {self.embedding.num_embeddings}")
+            raise InputError(
+                f"input_ids hold ids outside the vocabulary of {self.embedding.num_embeddings}; "
+                "use this target's tokenizer"
+            )
         device = "cpu" if self.device.type == "meta" else self.device  # an outline encodes all the same
         tensors = {k: v.to(device) for k, v in given.items()}
         return Inputs(tensors, self.count_images(tensors))

@@ -108,7 +108,10 @@ class FixedShape(OwnForward):
         """
         size = len(tree) + 1
         if size > self.num_rows:
-            raise InputError(f"a tree of {size - 1} nodes does not fit into fixed passes of {self.num_rows} rows")
+            raise InputError(
+                f"a tree of {size - 1} nodes does not fit into fixed passes of {self.num_rows} rows; "
+                "use a smaller budget"
+            )
         packed = pack(root, tree)
         visible = np.eye(self.num_rows, dtype=bool)
         visible[:size, :size] = packed.visible

@@ -83,4 +83,7 @@ def _bad_words_ids(target: Target, params: SamplingParams) -> list[list[int]]:
 def _check_ids(target: Target, name: str, token_ids: Iterable[object]) -> None:
     for token in token_ids:
         if not isinstance(token, int) or not 0 <= token < target.vocab_size:
-            raise InputError(f"{name} names token {token!r}, but the vocabulary has ids 0 to {target.vocab_size - 1}")
+            raise InputError(
+                f"{name} names token {token!r}, but the vocabulary has ids 0 to {target.vocab_size - 1}; "
+                "use one of them"
+            )

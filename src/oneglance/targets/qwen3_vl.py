@@ -78,7 +78,7 @@ class Qwen3VL(Target):
             )
             rope_delta = int(delta)
         elif bool(is_image.any()):
-            raise InputError("the prompt holds image placeholders but no image was given")
+            raise InputError("the prompt holds image placeholders but no image was given; give the image too")
         else:
             position_ids, rope_delta = torch.arange(ids.shape[1], device=ids.device).expand(3, 1, -1), 0
         past = hf.cached_length(cache, 0)

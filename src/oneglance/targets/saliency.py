@@ -31,7 +31,9 @@ class ImageAttention:
 
     def __init__(self, target: Target, layer_ids: Sequence[int]) -> None:
         if not (target.takes_images and target.has_image_rows):
-            raise InputError(f"{target.name} has no image rows in its sequence, so there is no attention mass on them")
+            raise InputError(
+                f"{target.name} has no image rows in its sequence, so there is no attention on them; leave saliency out"
+            )
         self._target = target.with_passes(FreeShape())
         self._layers = frozenset(layer_ids or target.self_attention_layers)
 

@@ -85,7 +85,9 @@ class OfficialTask:
 
         found = sorted(self.items(data), key=key)[:limit]
         if not found:
-            raise InputError(f"{data} holds no examples of {self.name} in its split {self.split}")
+            raise InputError(
+                f"{data} holds no examples of {self.name} in its split {self.split}; give --data another folder"
+            )
         return found
 
 

@@ -86,7 +86,9 @@ def chartqa(folder: Path, split: str) -> Iterator[Item]:
             own = partial(_find, folder, (f"{split}/png", "png"), row["imgname"])
             yield Item(f"{part}-{index:05d}", row["query"], (str(row["label"]),), own)
     if not found:
-        raise InputError(f"{folder} has no {split}/{split}_human.json or {split}_augmented.json")
+        raise InputError(
+            f"{folder} has no {split}/{split}_human.json or {split}_augmented.json; give the folder that holds {split}"
+        )
 
 
 def scienceqa(folder: Path, split: str) -> Iterator[Item]:
@@ -140,13 +142,13 @@ def _first(folder: Path, *names: str) -> Path:
     for name in names:
         if (folder / name).is_file():
             return folder / name
-    raise InputError(f"{folder} has no {' or '.join(names)}")
+    raise InputError(f"{folder} has no {' or '.join(names)}; give --data the folder that does")
 
 
 def _any(folder: Path, pattern: str) -> Path:
     found = sorted(folder.rglob(pattern)) if folder.is_dir() else []
     if not found:
-        raise InputError(f"{folder} has no {pattern}, in it or below it")
+        raise InputError(f"{folder} has no {pattern}, in it or below it; give --data the folder that does")
     return found[0]
 
 
@@ -163,4 +165,6 @@ def _find(folder: Path, places: tuple[str, ...], *names: str) -> list[Path | Ima
             path = folder / place / name
             if path.is_file():
                 return [path]
-    raise InputError(f"the image {names[0]} is not in {', '.join(str(folder / place) for place in places)}")
+    raise InputError(
+        f"the image {names[0]} is not in {', '.join(str(folder / place) for place in places)}; put it there"
+    )

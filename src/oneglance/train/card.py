@@ -80,7 +80,9 @@ def read_scores(path: Path | None, head: str) -> tuple[list[dict[str, Any]], int
         for row in tasks:
             row["task"], row["n"], row["tau"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} is not what 'oneglance eval-head --head {head} --json' writes") from error
+        raise InputError(
+            f"{path} is not a file of scores; write it with 'oneglance eval-head --head {head} --json'"
+        ) from error
     return tasks, budget
 
 

@@ -123,13 +123,13 @@ class Estimate:
     """What a collection will take, from a few samples.
 
     Attributes:
-        prompts: still to be answered.
+        num_prompts: still to be answered.
         trace_bytes: of the JSON lines, at most.
         feature_bytes: of the fused features that training recomputes or keeps in memory (``data.cache_features``).
         seconds: None where nothing was measured.
     """
 
-    prompts: int
+    num_prompts: int
     prompt_tokens: float
     answer_tokens: float
     trace_bytes: int
@@ -140,7 +140,7 @@ class Estimate:
         """For a terminal."""
         time_text = "" if self.seconds is None else f", about {self.seconds / 60:.1f} min"
         return (
-            f"{self.prompts} prompts of about {self.prompt_tokens:.0f} tokens, answers of about "
+            f"{self.num_prompts} prompts of about {self.prompt_tokens:.0f} tokens, answers of about "
             f"{self.answer_tokens:.0f}: traces {self.trace_bytes / 1e6:.1f} MB, features "
             f"{self.feature_bytes / 1e9:.2f} GB where they are kept{time_text}"
         )
@@ -208,7 +208,7 @@ class Collection:
         prompt_tokens, answer_tokens = _mean(lengths), _mean(answers)
         width = num_kept * self.target.hidden_size * self.target.dtype.itemsize
         return Estimate(
-            prompts=len(self.todo),
+            num_prompts=len(self.todo),
             prompt_tokens=prompt_tokens,
             answer_tokens=answer_tokens,
             trace_bytes=round(len(self.todo) * (BYTES_A_ROW + BYTES_A_TOKEN * answer_tokens)),

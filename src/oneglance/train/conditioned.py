@@ -83,7 +83,7 @@ class ConditionedKind(Kind):
         head = load_checkpoint(name)
         rescorer = find_rescorer("auto", read_config(name)[0])
         if rescorer is None:
-            raise HeadError(f"{name} holds a head without a rescorer")
+            raise HeadError(f"{name} holds a head without a rescorer; name one that has it")
         parts = (("head", head.tensors), ("rescorer", rescorer.tensors))
         tensors = {f"{part}.{key}": value for part, given in parts for key, value in given.items()}
 

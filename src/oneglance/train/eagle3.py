@@ -45,7 +45,7 @@ class Eagle3Kind(Kind):
         torch.manual_seed(recipe.seed)
         size = recipe.head.draft_vocab_size or target.vocab_size
         if size > target.vocab_size:
-            raise InputError(f"head.draft_vocab_size {size} is above the target's {target.vocab_size} ids")
+            raise InputError(f"head.draft_vocab_size {size} is above the target's {target.vocab_size} ids; lower it")
         config = Eagle3Config(
             **layer_shape(recipe, target),
             draft_vocab_size=size,

@@ -103,7 +103,7 @@ def read_exported(folder: Path) -> tuple[HeadConfig, dict[str, Tensor]]:
         return HeadConfig.from_checkpoint({**raw, **rest}), {back.get(k, k): v for k, v in tensors.items()}
     if "dflash_config" in raw or "speculators_model_type" in raw:
         return HeadConfig.from_checkpoint(raw), tensors
-    raise HeadError(f"{folder} is not an exported head")
+    raise HeadError(f"{folder} is not an exported head; write one with 'oneglance export'")
 
 
 def plain_config(head: HeadCheckpoint) -> dict[str, Any]:
@@ -238,7 +238,10 @@ def _transformers(head: HeadCheckpoint, out: Path, target: str) -> Converted:
     image rows of the first levels of Qwen3-VL. Its sliding layers are bidirectional, ours are not."""
     config = head.config
     if "sliding_attention" in config.layer_types:
-        raise HeadError("transformers' block drafting has bidirectional sliding layers, this head has causal ones")
+        raise HeadError(
+            "transformers' block drafting has bidirectional sliding layers, this head has causal ones; "
+            "choose another --format"
+        )
     rope = {"rope_type": "default", **(llama3_scaling(config) or {}), "rope_theta": config.rope_theta}
     named = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
     flat = {

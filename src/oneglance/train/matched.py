@@ -20,7 +20,6 @@ from oneglance.tree import best_first, chain
 
 STEPS = 7  # of EAGLE-3's training-time test
 SIZES = (16, 32, 64, 128, 256)
-DEPTHS = (3, 7)
 PROBE_TOKENS = 64
 
 
@@ -159,7 +158,7 @@ def scores(corpus: str, answered: Sequence[Answered], sizes: Sequence[int]) -> l
                     n=len(part),
                     tau=_totals(theirs).mean,
                     ms_per_token=sum(g.decode_ms for g in theirs) / sum(g.num_tokens - 1 for g in theirs),
-                    passes=sum(g.draft_passes for g in theirs) / sum(len(g.rounds) for g in theirs),
+                    passes=sum(g.num_draft_passes for g in theirs) / sum(len(g.rounds) for g in theirs),
                     tau_ratio=None if is_tree else _plus_one(resample_lift(_totals(ours), _totals(theirs))),
                     time_ratio=None
                     if is_tree

@@ -41,7 +41,7 @@ class MedusaKind(Kind):
         torch.manual_seed(recipe.seed)
         ids = recipe.head.target_layer_ids or (target.num_layers - 1,)
         if len(ids) != 1:
-            raise InputError(f"Medusa heads read one layer; head.target_layer_ids names {list(ids)}")
+            raise InputError(f"Medusa heads read one layer; head.target_layer_ids names {list(ids)}; name one")
         config = MedusaConfig(
             hidden_size=target.hidden_size,
             vocab_size=target.vocab_size,

@@ -114,7 +114,9 @@ def _check_left_to_the_recipe(recipe: HeadRecipe) -> None:
             "in the recipe and leave it out of the config"
         )
     if os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1") != "1":
-        raise InputError("set optimiser.accumulate in the recipe, not gradient_accumulation_steps in the launcher")
+        raise InputError(
+            "set optimiser.accumulate in the recipe, and leave gradient_accumulation_steps out of the launcher"
+        )
 
 
 def _is_set(flag: str) -> bool:

@@ -56,7 +56,7 @@ def read_prompts(path: Path) -> list[Prompt]:
         raise InputError(f"cannot read prompts {path}: {error}") from error
     found = [prompt_of_line(line, path, number) for number, line in enumerate(lines, start=1) if line.strip()]
     if not found:
-        raise InputError(f"{path} holds no prompts")
+        raise InputError(f"{path} holds no prompts; give one a line")
     return check_unique(found)
 
 

@@ -225,7 +225,7 @@ def load_recipe(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -
 def _apply(raw: dict[str, Any], override: str) -> None:
     key, equals, value = override.partition("=")
     if not equals:
-        raise InputError(f"override {override!r} is not of the form section.key=value")
+        raise InputError(f"override {override!r} is no change to a recipe; write section.key=value")
     *sections, last = key.split(".")
     node = raw
     for section in sections:

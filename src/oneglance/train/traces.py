@@ -124,7 +124,7 @@ def read_traces(folder: str | Path) -> Traces:
         raise InputError(f"cannot read {path} ({error}); collect the traces anew") from error
     rows = [_parse(line, path, number) for number, line in enumerate(lines[:-1], start=1)]
     if not rows:
-        raise InputError(f"{path} holds no traces")
+        raise InputError(f"{path} holds no traces; write some with 'oneglance collect'")
     manifest = Path(folder) / MANIFEST
     return Traces(rows, read_object(manifest, REMAKE) if manifest.is_file() else {})
 

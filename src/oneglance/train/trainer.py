@@ -125,10 +125,6 @@ class HeadTrainer:
         return int(self.accelerator.num_processes) if self.accelerator.is_fsdp2 else 1
 
     @property
-    def head_config(self) -> DraftConfig:
-        return self.config
-
-    @property
     def num_steps(self) -> int:
         optimiser = self.recipe.optimiser
         if optimiser.max_steps is not None:

@@ -77,7 +77,6 @@ def test_survival_against_simulation() -> None:
 def test_equal_emissions_are_the_geometric(rho: float, pi: float, stay: float) -> None:
     model = TwoState(pi, rho, rho, stay, 1 - stay / 2)
     np.testing.assert_allclose(model.survival(), survival(rho), atol=1e-12)
-    np.testing.assert_allclose(model.hazards(), rho)
 
 
 def test_certain_copying_reaches_the_papers_limit() -> None:
