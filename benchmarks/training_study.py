@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import resource
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -198,6 +199,7 @@ def main(
         target = opened.setdefault(recipe.target, None) or open_target(recipe.target, dtype=recipe.target_dtype)
         opened[recipe.target] = target
         folder = out.parent / study / f"{arm.replace(' ', '-')}-{seed}"
+        shutil.rmtree(folder, ignore_errors=True)  # of an arm that was killed
         scores = train_arm(target, recipe, folder, features, is_trained=arm not in chosen.untrained)
         row = {"study": study, "arm": arm, "seed": seed, "overrides": overrides, **scores}
         append_lines(out, [{**row, "manifest": manifest(recipe=json.loads(recipe.model_dump_json()))}])

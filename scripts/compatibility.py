@@ -140,7 +140,7 @@ ROWS = [
         test_text_is_that_of_plain_vllm="the built-in model's text with its head, TP 1 and 2",
         test_as_many_tokens_are_accepted_as_here="as many accepted tokens a draft as our chain",
         test_an_eagle3_head_in_chains_of_many_lengths="our EAGLE-3 head, chains of 1 to 7 (Table 6)",
-        test_a_head_in_speculators_layout_serves="a head in speculators' layout",
+        test_a_converted_head_serves="a head in speculators' and in SpecForge's layout",
         test_bench_reads_a_servers_counters="`bench` on a server's URL reads its counters",
         test_one_of_two_servers_is_killed_while_it_collects="`collect` from two servers, one killed",
     ),

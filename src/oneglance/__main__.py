@@ -1,18 +1,28 @@
-"""Where the program starts, also as ``python -m oneglance``: Ctrl-C is quiet while commands are imported as well."""
+"""Where the program starts, also as ``python -m oneglance``: Ctrl-C is quiet while commands are imported as well, and
+SIGTERM ends what runs as an error would, so that a terminal gets its cursor back.
+"""
 
 from __future__ import annotations
 
+import signal
 import sys
 
 
 def main() -> int:
     """Run the command line and return its exit code. The entry point of ``oneglance``."""
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _terminate)
     try:
         from oneglance.cli import main as run
 
         return run()
     except KeyboardInterrupt:
         return 128 + 2  # as a shell reports SIGINT
+
+
+def _terminate(number: int, frame: object) -> None:
+    signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
+    sys.exit(128 + number)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from PIL import Image
 from oneglance.acceptance import Acceptance
 from oneglance.core import Generation, ImageError, InputError, SamplingParams
 from oneglance.decoder import Decoder
-from oneglance.files import parse_json, read_object, write_atomically
+from oneglance.files import parse_json, read_object, sole_writer, write_atomically
 from oneglance.images import load_image
 from oneglance.pdf import is_pdf, num_pages, render_page
 from oneglance.train.prompts import Prompt, prompt_of_line
@@ -185,26 +185,37 @@ class Job:
 
     def __post_init__(self) -> None:
         self.failures = [page for page in self.pages if isinstance(page, Failure)]
+        self._read()
+
+    def _read(self) -> None:
+        """What is there already, and what is left to do."""
         self._check_settings()
         done = self._rows_there()
         self.todo = [page for page in self.pages if isinstance(page, Page) and (page.id, page.prompt) not in done]
         self.num_skipped = len(self.pages) - len(self.failures) - len(self.todo)
 
     def run(self, decoder: Decoder, params: SamplingParams) -> Iterator[Row | Failure]:
-        """Decode page after page; what each one gave."""
-        self._write_settings()
-        # a file name that is no UTF-8 holds lone surrogates, which JSON can say as escapes only
-        with self.out.open("a", encoding="utf-8", errors="backslashreplace") as file:
-            for page in self.todo:
-                result = _answer(decoder, page, params)
-                if isinstance(result, Failure):
-                    self.failures.append(result)
-                else:
-                    file.write(json.dumps(result.as_dict(), ensure_ascii=False) + "\n")
-                    file.flush()
-                    os.fsync(file.fileno())
-                    self._count(result)
-                yield result
+        """Decode page after page; what each one gave.
+
+        Raises:
+            InputError: another job is at this file.
+        """
+        with sole_writer(self.out):
+            self._read()  # again: another job may have ended since
+            self._write_settings()
+            # a file name that is no UTF-8 holds lone surrogates, which JSON can say as escapes only
+            with self.out.open("a", encoding="utf-8", errors="backslashreplace") as file:
+                file.truncate(self._num_whole_bytes)
+                for page in self.todo:
+                    result = _answer(decoder, page, params)
+                    if isinstance(result, Failure):
+                        self.failures.append(result)
+                    else:
+                        file.write(json.dumps(result.as_dict(), ensure_ascii=False) + "\n")
+                        file.flush()
+                        os.fsync(file.fileno())
+                        self._count(result)
+                    yield result
 
     def summary(self) -> dict[str, Any]:
         """The totals of this run, and what failed."""
@@ -251,13 +262,10 @@ class Job:
             raise InputError(f"cannot write beside {self.out}: {error.strerror}") from error
 
     def _rows_there(self) -> set[tuple[str, str]]:
-        """Ids and prompts of the rows that are whole; a last line that was cut off is removed."""
-        if not self.out.exists():
-            return set()
-        data = self.out.read_bytes()
+        """Ids and prompts of the rows that are whole: the last line may be cut off."""
+        data = self.out.read_bytes() if self.out.exists() else b""
         whole = data[: data.rfind(b"\n") + 1]
-        if len(whole) < len(data):
-            os.truncate(self.out, len(whole))
+        self._num_whole_bytes = len(whole)
         try:
             rows = [parse_json(line) for line in whole.decode("utf-8").split("\n") if line]
             return {(str(row["id"]), str(row["prompt"])) for row in rows}

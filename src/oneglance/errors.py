@@ -5,7 +5,9 @@
     OneglanceError
     ├── InputError            bad input or a mismatched checkpoint; commands exit with 2
     │   ├── ImageError        an image source that cannot become one RGB image
-    │   │   └── PrivateUrlError   its URL leads to an address that is not public
+    │   │   ├── LargeImageError   it has more bytes or pixels than are allowed
+    │   │   └── FetchError        its URL gives nothing
+    │   │       └── PrivateUrlError   it leads to an address that is not public
     │   ├── HeadError         a draft head that cannot be loaded or does not fit its target
     │   └── TargetError       a target that cannot be verified in packed passes
     └── DraftError            a drafter failed inside a round; decoding goes on without it
@@ -21,20 +23,28 @@ class InputError(OneglanceError):
 
 
 class ImageError(InputError):
-    """An image source that cannot become one RGB image."""
-
-
-class PrivateUrlError(ImageError):
-    """An image URL that leads to a loopback, private or link-local address.
+    """An image source that cannot become one RGB image.
 
     Args:
-        what: the fact, without advice.
-        fix: what who calls this package can do about it.
+        what: the fact; with advice that helps anyone, where there is no ``fix``.
+        fix: what who calls this package can do about it; others, such as a server's clients, need other advice.
     """
 
-    def __init__(self, what: str, fix: str) -> None:
-        super().__init__(f"{what}; {fix}")
-        self.what = what
+    def __init__(self, what: str, fix: str | None = None) -> None:
+        super().__init__(what if fix is None else f"{what}; {fix}")
+        self.what, self.fix = what, fix
+
+
+class LargeImageError(ImageError):
+    """An image of more bytes or pixels than are allowed."""
+
+
+class FetchError(ImageError):
+    """An image URL that gives nothing."""
+
+
+class PrivateUrlError(FetchError):
+    """An image URL that leads to a loopback, private or link-local address."""
 
 
 class HeadError(InputError):

@@ -14,7 +14,7 @@ import ssl
 import threading
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
-from oneglance.errors import ImageError, PrivateUrlError
+from oneglance.errors import FetchError, ImageError, LargeImageError, PrivateUrlError
 
 URL_TIMEOUT_S = 20.0
 MAX_REDIRECTS = 5
@@ -23,7 +23,7 @@ URL_SAFE = "/%:@!$&'()*+,;=~-._?"
 
 def too_long(label: str, max_bytes: int) -> ImageError:
     """What is raised for more bytes than are allowed."""
-    return ImageError(f"{label} is larger than {max_bytes} bytes; save it smaller or raise max_bytes")
+    return LargeImageError(f"{label} is larger than {max_bytes} bytes", "save it smaller or raise max_bytes")
 
 
 def fetch(text: str, label: str, *, allow_private_urls: bool, max_bytes: int) -> bytes:
@@ -45,11 +45,11 @@ def fetch(text: str, label: str, *, allow_private_urls: bool, max_bytes: int) ->
             data, redirect = _get(_PinnedConnection(url, addresses), url, label, max_bytes)
         except (OSError, ValueError, http.client.HTTPException) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
-            raise ImageError(f"{label} could not be fetched ({reason}); check the URL and the network") from None
+            raise FetchError(f"{label} could not be fetched ({reason})", "check the URL and the network") from None
         if redirect is None:
             return data
         text = urljoin(text, redirect)
-    raise ImageError(f"{label} redirects more than {MAX_REDIRECTS} times; pass the final URL")
+    raise FetchError(f"{label} redirects more than {MAX_REDIRECTS} times; pass the final URL")
 
 
 class _PinnedConnection(http.client.HTTPConnection):
@@ -98,7 +98,7 @@ def _is_public(address: str) -> bool:
 def _resolve(url: SplitResult, label: str, *, allow_private: bool) -> list[str]:
     """The addresses to connect to. Every one must be allowed, not only the first."""
     if url.scheme.lower() not in ("http", "https") or not url.hostname:
-        raise ImageError(f"{label} leads to {url.geturl()[:80]!r}; only http and https URLs with a host are fetched")
+        raise FetchError(f"{label} leads to {url.geturl()[:80]!r}; only http and https URLs with a host are fetched")
     infos = socket.getaddrinfo(url.hostname, url.port or 80, type=socket.SOCK_STREAM)
     addresses = [str(info[4][0]) for info in infos]
     if not allow_private and not all(_is_public(address) for address in addresses):
@@ -128,7 +128,7 @@ def _get(connection: _PinnedConnection, url: SplitResult, label: str, max_bytes:
             if response.status in (301, 302, 303, 307, 308):
                 return b"", response.getheader("Location") or ""
             if response.status != 200:
-                raise ImageError(f"{label} could not be fetched (HTTP {response.status}); check the URL")
+                raise FetchError(f"{label} could not be fetched (HTTP {response.status}); check the URL")
             if (response.length or 0) > max_bytes:
                 raise too_long(label, max_bytes)
             data = response.read(max_bytes + 1)
@@ -141,5 +141,5 @@ def _get(connection: _PinnedConnection, url: SplitResult, label: str, max_bytes:
         timer.cancel()
         connection.close()
     if is_late.is_set():
-        raise ImageError(f"{label} took longer than {URL_TIMEOUT_S:g} s; download it and pass the path")
+        raise FetchError(f"{label} took longer than {URL_TIMEOUT_S:g} s", "download it and pass the path")
     return data, None

@@ -3,9 +3,10 @@ only grow."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -96,6 +97,32 @@ def write_atomically(path: Path, text: str) -> None:
     scratch = path.with_name(path.name + ".partial")
     scratch.write_text(text, encoding="utf-8")
     scratch.replace(path)
+
+
+@contextlib.contextmanager
+def sole_writer(path: Path) -> Iterator[None]:
+    """Nobody else who asks may write to this file or folder meanwhile. The death of a process ends its right.
+
+    Raises:
+        InputError: another process has the right, or no lock can be made beside ``path``.
+    """
+    from filelock import FileLock, Timeout
+
+    place = path.resolve()
+    lock = FileLock(place.with_name(f".{place.name}.lock"), blocking=False)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout:
+        raise InputError(f"another process is writing to {path}; wait until it ends, or choose another --out") from None
+    except OSError as error:
+        raise InputError(f"cannot lock {path} ({error.strerror or error}); choose another --out") from error
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # where an open file cannot be removed, its release does it
+            Path(lock.lock_file).unlink()  # still held: who opened it meanwhile finds it gone, and makes a new one
+        lock.release()
 
 
 def spliced(page: str, name: str, text: str) -> str:

@@ -26,7 +26,7 @@ import numpy as np
 from PIL import Image, ImageOps
 from PIL.TiffImagePlugin import PHOTOMETRIC_INTERPRETATION, TiffImageFile
 
-from oneglance.core import ImageError, OneglanceWarning
+from oneglance.core import ImageError, LargeImageError, OneglanceWarning
 from oneglance.fetch import fetch, too_long
 
 ImageSource: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | memoryview | Image.Image | np.ndarray"
@@ -43,10 +43,10 @@ MAGIC = re.compile(
     rb"\x89PNG|\xff\xd8\xff|RIFF|GIF8|BM|II[*+]|MM\0[*+]|P[1-7]\s|\xff\x4f\xff\x51|.{4}(?:ftyp|jP )", re.DOTALL
 )
 LOOKALIKES = {
-    (b"%pdf",): "is a PDF; `oneglance run` reads its pages, or render one to PNG first",
-    (b"<svg", b"<?xml"): "is SVG or XML; render it to PNG first",
-    (b"<!doctype", b"<html"): "is a web page, not an image; pass the address of the image itself",
-    (b"version https://git-lfs",): "is a git-LFS pointer; run `git lfs pull`",
+    (b"%pdf",): ("is a PDF", "`oneglance run` reads its pages, or render one to PNG first"),
+    (b"<svg", b"<?xml"): ("is SVG or XML", "render it to PNG first"),
+    (b"<!doctype", b"<html"): ("is a web page, not an image", "pass the address of the image itself"),
+    (b"version https://git-lfs",): ("is a git-LFS pointer", "run `git lfs pull`"),
 }
 BASE64 = re.compile(r"[A-Za-z0-9+/_-]{16,}={0,2}")
 
@@ -166,7 +166,7 @@ def _decode_base64(packed: str, label: str, max_bytes: int) -> bytes:
     try:
         return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
     except (binascii.Error, ValueError):
-        raise ImageError(f"{label} is not valid base64; encode the whole file with base64.b64encode") from None
+        raise ImageError(f"{label} is not valid base64; encode the whole file") from None
 
 
 def _from_array(array: np.ndarray, max_pixels: int) -> Image.Image:
@@ -205,8 +205,8 @@ def _check_size(width: int, height: int, label: str, max_pixels: int) -> None:
     if width < 1 or height < 1:
         raise ImageError(f"{label} is {width}×{height} pixels; pass an image with at least one pixel")
     if width * height > max_pixels:
-        raise ImageError(
-            f"{label} is {width}×{height} pixels, more than {max_pixels}; scale it down or raise max_pixels"
+        raise LargeImageError(
+            f"{label} is {width}×{height} pixels, more than {max_pixels}", "scale it down or raise max_pixels"
         )
     if max(width, height) > MAX_ASPECT * min(width, height):
         raise ImageError(f"{label} is too thin ({width}×{height} pixels, at most {MAX_ASPECT}:1); crop or pad it")
@@ -218,9 +218,10 @@ def _decode(data: bytes, label: str, max_pixels: int) -> Image.Image:
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise ImageError(f"{label} has more than {max_pixels} pixels; scale it down") from None
+        raise LargeImageError(f"{label} has more than {max_pixels} pixels", "scale it down") from None
     except Exception:  # decoders fail in any way on strange bytes
-        raise ImageError(f"{label} {_what_is_wrong(data)}") from None
+        what, fix = _what_is_wrong(data)
+        raise ImageError(f"{label} {what}", fix) from None
     with image:
         if _has_more_frames(image):
             message = f"{label} is animated or has several pages; only the first is read"
@@ -234,14 +235,15 @@ def _has_more_frames(image: Image.Image) -> bool:
     return False
 
 
-def _what_is_wrong(data: bytes) -> str:
+def _what_is_wrong(data: bytes) -> tuple[str, str]:
+    """What bytes are that are no image, and what to do."""
     start = data[:512].lstrip().lower()
     for opening, complaint in LOOKALIKES.items():
         if start.startswith(opening):
             return complaint
     if MAGIC.match(data):
-        return "is damaged or in an unsupported variant of its format; save it again as PNG or JPEG"
-    return "is not an image in a supported format; save it as PNG or JPEG"
+        return "is damaged or in an unsupported variant of its format", "save it again as PNG or JPEG"
+    return "is not an image in a supported format", "save it as PNG or JPEG"
 
 
 def _is_misread(image: Image.Image) -> bool:
@@ -254,7 +256,7 @@ def _is_misread(image: Image.Image) -> bool:
 def _normalise(image: Image.Image, label: str, max_pixels: int) -> Image.Image:
     _check_size(image.width, image.height, label, max_pixels)
     if _is_misread(image):
-        raise ImageError(f"{label} has raw YCbCr pixels, which need pillow>=13; install that or save it as PNG")
+        raise ImageError(f"{label} has raw YCbCr pixels", "install pillow>=13 or save it as PNG")
     try:
         image.load()
     except Exception as error:  # decoders fail in any way on strange bytes

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from helpers import picture
+from helpers import hf_generate, hf_rows, picture, script
 from oneglance.stats.rounds import RoundRow, read_rounds, write_rounds
+from oneglance.targets import open_target
+from oneglance.targets.chat import encode
 from simulate import simulate_rounds
 
 from .conftest import Result, Run
@@ -125,6 +127,35 @@ def planted(path: Path, b0: float, b1: float, seed: int) -> Path:
     ]
     write_rounds(path, rows)
     return path
+
+
+def test_a_cross_attention_target_gets_its_rows(run: Run, prompts: Path, tmp_path: Path) -> None:
+    """The folder that the script makes, logged and fitted; entropies are those of transformers' own forward."""
+    folder, out = tmp_path / "crossed", tmp_path / "crossed.jsonl"
+    make = script("scripts/tiny_target.py").main
+    make(["mllama", str(folder)])
+    with pytest.raises(SystemExit, match="exists; choose another folder"):
+        make(["mllama", str(folder)])
+    words = ("--target", folder, "--drafter", "ngram", "--prompts", prompts, *TINY, "--max-new-tokens", 40)
+    assert run("rounds", *words, "--out", out).code == 0
+    log = read_rounds(out)
+    target = open_target(str(folder), dtype="float32")
+    for i in (0, 2):
+        row = next(row for row in log.rows if row.prompt == f"p{i}")
+        for number, is_own in ((i, True), (i + 1, False)):
+            inputs = encode(target, f"Say {i} things.", images=[picture(number)])
+            root = hf_generate(target, inputs, 1)
+            p = hf_rows(target, inputs, root)[-1].double().softmax(-1)
+            entropy = float(-(p * p.log()).sum())
+            assert (abs(row.h_nats - entropy) < 1e-4) == is_own, "cross-attention sees the prompt's own image"
+    found = run("transfer", f"crossed={out}", "--json").json
+    runs = {(row["log"], row["target"], row["run"]) for row in found["rows"]}
+    assert runs == {("crossed", str(folder), "ngram/best_first/7")}
+    tasks = [row["task"] for row in found["rows"]]
+    assert {*tasks, *(name.removeprefix("crossed: ") for name in found["excluded"])} == {"one", "two", "pooled"}
+    assert tasks[-1] == "pooled"
+    assert found["rows"][-1]["fit"]["law"]["num_rounds"] == len(log.drafted)
+    assert found["rows"][-1]["fit"]["mean_a"]["value"] == pytest.approx(log.drafted.ints("a").mean())
 
 
 def test_transfer_is_one_table(run: Run, tmp_path: Path) -> None:

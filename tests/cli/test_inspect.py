@@ -10,7 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from baselines import eagle2_raw, eagle3_raw, tiny_eagle2, tiny_eagle3, tiny_medusa, tiny_vispec
 from oneglance.commands import inspect
+from oneglance.drafters import DRAFTERS, layouts
+from oneglance.drafters.checkpoint import save_checkpoint
+from oneglance.targets.base import Target
 from oneglance.testing import FAMILIES, tiny_target
 
 from .conftest import ASSETS, HEAD, Run, saved
@@ -92,6 +96,54 @@ def test_what_costs_acceptance_is_noted(run: Run, tmp_path: Path) -> None:
     report = run("inspect", head, "builtin:reader", "--json").json
     assert report["compatibility"]["fits"] is True
     assert "another target config and chat template" in report["compatibility"]["notes"][0]
+
+
+def medusa_raw(target: Target) -> dict[str, Any]:
+    return {"medusa_num_heads": 5, "medusa_num_layers": 1, "vocab_size": target.vocab_size}
+
+
+OTHERS: dict[str, tuple[Callable[..., Any], Callable[..., dict[str, Any]]]] = {
+    "eagle2": (tiny_eagle2, eagle2_raw),
+    "eagle3": (tiny_eagle3, eagle3_raw),
+    "medusa": (tiny_medusa, medusa_raw),
+    "vispec": (tiny_vispec, eagle2_raw),
+}
+
+
+@pytest.mark.parametrize("drafter", OTHERS)
+def test_other_heads_are_named_and_compared(run: Run, vision_target: Path, tmp_path: Path, drafter: str) -> None:
+    """By their config or, where that could be a model's (EAGLE-2, ViSpec), by their tensors."""
+    target = tiny_target("qwen3_vl")
+    make, raw_of = OTHERS[drafter]
+    head = make(target)
+    save_checkpoint(head, tmp_path, raw_of(target))
+    report = run("inspect", vision_target, tmp_path, "--json").json
+    assert report["head"]["drafter"] == drafter
+    assert report["head"]["parameters"] == sum(parameter.numel() for parameter in head.parameters())
+    assert report["compatibility"] == {"fits": True, "reason": None, "notes": []}
+    assert "mask token id" not in run("inspect", tmp_path).out, "it sees no block"
+    misfit = run("inspect", TARGET, tmp_path)
+    assert misfit.code == 1
+    assert "hidden size: the head has" in " ".join(misfit.out.split())
+
+
+def test_a_drafter_has_its_own_say_about_a_target(run: Run, text_target: Path, tmp_path: Path) -> None:
+    target = tiny_target("qwen3")
+    save_checkpoint(tiny_vispec(target), tmp_path, eagle2_raw(target))
+    found = run("inspect", text_target, tmp_path, "--json")
+    assert found.code == 1
+    assert "compresses image rows" in found.json["compatibility"]["reason"]
+
+
+def test_every_head_that_inspect_names_is_a_drafters() -> None:
+    known = {*layouts.ARCHITECTURES.values(), *layouts.KEYS.values(), *layouts.TENSORS.values()}
+    assert known == inspect.HEADS.keys() <= DRAFTERS.keys()
+
+
+def test_a_rescorer_alone_is_called_one(run: Run, tmp_path: Path) -> None:
+    for file in HEAD.glob("rescorer.*"):
+        shutil.copy(file, tmp_path)
+    assert "has no config.json but a rescorer, which works beside a block head" in run("inspect", tmp_path).error
 
 
 @pytest.mark.parametrize(

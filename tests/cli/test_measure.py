@@ -1,6 +1,7 @@
 """The commands that measure: rounds and the statistics on them, bench, sweep, cost, ledger, compare, reports."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 
 from oneglance.commands import rounds as rounds_command
+from oneglance.commands.measuring import partial
+from oneglance.files import sole_writer
 from oneglance.report import entropy
 from oneglance.report.tables import document
 from oneglance.stats.rounds import RoundLog, RoundRow, read_rounds, write_rounds
@@ -123,6 +126,8 @@ def test_law_finds_the_planted_slopes(run: Run, law_log: Path, tmp_path: Path) -
         assert slopes["p_slope"] < 0
         assert slopes["mean_slope"] > slopes["endless"]  # the block's end flattens it
     assert found["fits"]["docvqa"]["verdict"] == "holds"
+    bounds, nodes = found["brackets"]["docvqa"], read_rounds(law_log).budget
+    assert bounds["upper"] == pytest.approx([min(15, 2 * math.log(nodes) / h) for h in bounds["h_nats"]])
     assert found["fano"] is None  # nothing beside this log says how large the vocabulary is
     assert found["gaps"]["caption < docvqa"]["difference"]["low"] > 0
     assert found["calibration"]["offsets"][0]["said"] == pytest.approx(0.6, abs=1e-6)
@@ -200,6 +205,7 @@ def test_a_log_with_marginals_gets_its_width_on_the_page(law_log: Path) -> None:
         (("cost", "--systems", "conditioned:budget=15"), "--budgets instead of conditioned:budget=15"),
         (("compare", "Say it.", "--systems", "plain,ngram-ocr"), "is given the text of each page"),
         (("cost", "--sizes", "-1"), "--sizes must be at least 0"),
+        (("cost", "--sizes", ""), "--sizes names no packed pass"),
         (("bench", "--charge-tau", "tree"), "SYSTEM=TAU"),
         (("bench", "--systems", "warp"), "unknown system"),
         (("bench", "--data", "hf"), "--data needs --tasks"),
@@ -343,6 +349,28 @@ def test_cost_adds_up(run: Run, tiny: tuple[object, ...], tmp_path: Path) -> Non
     assert bars["ttft_over_hf"]["value"] == first["ttft_over_hf"]
     assert bars["efficiency"]["value"] > 0
     assert "sequential drafter" in found["regression"]["reason"]
+
+
+def test_cost_of_a_drafter_without_marginals(run: Run, tiny: tuple[object, ...], tmp_path: Path) -> None:
+    """What cannot be told is null, and the rest is there all the same."""
+    out = tmp_path / "cost.json"
+    words = ("--limit", 1, "--sizes", "3", "--repeats", 2, "--out", out, "--json")
+    found = run("cost", *tiny, "--systems", "ngram", *words).json
+    assert json.loads(out.read_text())["systems"] == found["systems"]
+    assert [row["nodes"] for row in found["verify"]] == [3]
+    bars = {bar["name"]: (bar["value"], bar["is_met"]) for bar in found["bars"]}
+    assert bars["efficiency"] == bars["build_and_pack_ms"] == (None, None)
+    assert bars["host_share"][0] == found["host_share"] > 0
+    assert [row["system"] for row in found["systems"]] == ["ngram"]
+    assert run("report", out, "--out", tmp_path / "page.html", "--strips", "none").code == 0
+
+
+@pytest.mark.parametrize("command", ["rounds", "ablate layers", "bench"])
+def test_two_at_once_on_one_file_are_refused(run: Run, tiny: tuple[object, ...], tmp_path: Path, command: str) -> None:
+    out = tmp_path / "out"
+    with sole_writer(partial(out) if command == "bench" else out):
+        assert "another process is writing to" in run(*command.split(), *tiny, "--limit", 1, "--out", out).error
+    assert not [path.name for path in tmp_path.glob("*out*")], "something was begun"
 
 
 def test_compare_shows_how_each_system_cut_the_text(

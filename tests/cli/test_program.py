@@ -195,6 +195,42 @@ def test_terminal_gets_colours_and_stderr_no_notices() -> None:
     assert err.count("\n") == 1, err
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_a_terminal_gets_its_cursor_back_from_whoever_ends_the_process() -> None:
+    """SIGTERM under a bar: what ``kill`` and ``timeout`` send."""
+    import pty
+
+    code = """
+import sys, time
+from oneglance import cli
+from oneglance.__main__ import main
+from oneglance.commands.terminal import bar
+def wait(argv=None):
+    with bar(show=True) as shown:
+        shown.add_task("waiting")
+        time.sleep(60)
+cli.main = wait
+sys.exit(main())
+"""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color"}
+    with subprocess.Popen([sys.executable, "-c", code], stdout=theirs, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        shown = b""
+        while not (HIDDEN in shown and b"waiting" in shown):
+            shown += os.read(ours, 65536)
+        process.terminate()
+        while chunk := read_terminal(ours):
+            shown += chunk
+        assert process.wait() == 128 + 15
+    os.close(ours)
+    assert shown.rindex(SHOWN) > shown.rindex(HIDDEN)
+    assert b"Traceback" not in shown
+
+
+HIDDEN, SHOWN = b"\x1b[?25l", b"\x1b[?25h"  # of the cursor
+
+
 def read_terminal(descriptor: int) -> bytes:
     """The next output; empty once the other side has closed, which Linux reports as an error."""
     try:

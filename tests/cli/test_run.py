@@ -13,8 +13,9 @@ import pytest
 from PIL import Image
 
 from oneglance.acceptance import Acceptance
-from oneglance.bulk import find_pages
+from oneglance.bulk import Job, find_pages
 from oneglance.core import EMPTY_TREE, Generation, Round, TokenTree, Verdict
+from oneglance.files import sole_writer
 
 from .conftest import Run
 
@@ -76,6 +77,37 @@ def test_a_killed_run_goes_on(run: Run, folder: Path, vision_target: Path, tmp_p
     assert "was written with sampling" in other.error
     (tmp_path / "theirs.jsonl").write_text('{"mine": 1}\n')
     assert "is not from this command" in run(*words[:-1], tmp_path / "theirs.jsonl").error
+
+
+def test_two_jobs_at_once_double_no_row(run: Run, vision_target: Path, tmp_path: Path) -> None:
+    """One that starts while another writes is refused, and leaves the row alone that is being written."""
+    out = tmp_path / "out.jsonl"
+    words = ["run", page(tmp_path / "a.png"), *ASK, "--target", vision_target, "--out", out]
+    run(*words)
+    with out.open("a") as file:
+        file.write('{"id": "half a row')
+    before = out.read_bytes()
+    with sole_writer(out):
+        assert f"another process is writing to {out}" in run(*words[:1], page(tmp_path / "b.png"), *words[1:]).error
+    assert out.read_bytes() == before
+    assert run(*words, "--json").json["already_there"] == 1
+
+
+def test_a_job_that_waited_sees_what_another_has_done(
+    run: Run, vision_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out.jsonl"
+    words = ["run", page(tmp_path / "a.png"), *ASK, "--target", vision_target, "--out", out]
+
+    class Late(Job):
+        def run(self, *args: Any) -> Any:
+            monkeypatch.setattr("oneglance.bulk.Job", Job)
+            assert run(*words, "--json").json["written"] == 1  # begun and ended between reading and writing
+            return super().run(*args)
+
+    monkeypatch.setattr("oneglance.bulk.Job", Late)
+    assert run(*words, "--json").json["already_there"] == 1
+    assert len(rows(out)) == 1
 
 
 @pytest.mark.slow

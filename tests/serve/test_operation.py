@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from oneglance.core import InputError
+from oneglance.core import MAX_BUDGET, InputError
 from oneglance.decoder import Decoder
 from oneglance.serve import app as app_module
 from oneglance.serve.logs import JsonFormatter
@@ -256,6 +256,10 @@ def test_settings_from_a_file(tmp_path: Path) -> None:
     for text, message in (
         ("prot: 1", "unknown setting 'prot'"),
         ("port: many", "setting port"),
+        ("budget: 0", "setting budget"),
+        (f"budget: {MAX_BUDGET + 1}", "setting budget"),
+        (f"max_budget: {MAX_BUDGET + 1}", "setting max_budget"),
+        ("branch_k: 0", "setting branch_k"),
         ("- 1", "must hold settings"),
         ("a: [", "cannot read the settings"),
     ):

@@ -14,7 +14,7 @@ import typer
 from PIL import Image
 
 from oneglance.commands.serve import serve
-from oneglance.core import InputError
+from oneglance.core import MAX_BUDGET, FetchError, ImageError, InputError, LargeImageError, PrivateUrlError
 from oneglance.decoder import Decoder
 from oneglance.serve.settings import read_settings
 
@@ -41,7 +41,8 @@ BOMB = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR" + (60000).to_bytes(4, "big") * 2 +
         ({"logit_bias": {"999999": 1}}, "999999"),
         ({"stop": ""}, "stop string is empty"),
         ({"top_logprobs": 2}, "top_logprobs needs logprobs"),
-        ({"budget": 100000}, "budget must be at most 255"),
+        ({"budget": 300}, "budget must be at most 255"),
+        ({"budget": 100000}, f"budget: Input should be less than or equal to {MAX_BUDGET}"),
         ({"budget": 0}, "budget: "),
         ({"budget": 3, "speculation": False}, "drop one"),
         ({"regex": "("}, "regex is wrong"),
@@ -132,6 +133,44 @@ def test_only_json_is_read(tiny_server: Running) -> None:
 def test_hostile_images(tiny_server: Running, url: Any) -> None:
     answer = tiny_server.http.post("/v1/chat/completions", json={"messages": with_image(url)})
     assert answer.status_code == 400, answer.text
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        (data_uri(png(Image.new("1", (8001, 8001)))), "is 8001×8001 pixels, more than 64000000; send a smaller one"),
+        ("data:image/png;base64,!!!", "the data URI is not valid base64; encode the whole file"),
+        (data_uri(b"%PDF-1.7"), "the data URI is a PDF; send it as PNG or JPEG"),
+        ("http://127.0.0.1:1/x.png", "; send the image as a data URI"),
+        ("http://", "only http and https URLs with a host are fetched"),
+        ("/etc/hostname", "it must be an http(s) URL, a data URI or base64; a path on this machine is not read"),
+    ],
+)
+def test_a_bad_image_is_named_by_its_field_and_the_advice_is_for_clients(
+    tiny_server: Running, url: str, message: str
+) -> None:
+    content = [{"type": "text", "text": "What is this?"}, *with_image(url)[0]["content"][:1]]
+    assert content[1]["type"] == "image_url"
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": content}]
+    answer = tiny_server.http.post("/v1/chat/completions", json={"messages": messages})
+    said = answer.json()["error"]["message"]
+    assert said.startswith("messages.1.content.1.image_url: ")
+    assert message in said
+    assert not re.search(r"max_pixels|max_bytes|b64encode|pass the path|load_image", said), "advice for Python"
+
+
+@pytest.mark.parametrize("error", [LargeImageError, FetchError, PrivateUrlError, ImageError])
+def test_advice_for_python_reaches_no_client(
+    tiny_server: Running, monkeypatch: pytest.MonkeyPatch, error: type[ImageError]
+) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise error("the image is odd", "call something in Python")
+
+    monkeypatch.setattr("oneglance.serve.reading.load_image", fail)
+    answer = tiny_server.http.post("/v1/chat/completions", json={"messages": with_image(data_uri(png()))})
+    said = answer.json()["error"]["message"]
+    assert "image_url: the image is odd; send " in said
+    assert "Python" not in said
 
 
 @pytest.fixture

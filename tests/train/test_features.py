@@ -2,6 +2,7 @@
 
 import errno
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from oneglance.core import InputError, OneglanceWarning
 from oneglance.decoder import Decoder
 from oneglance.drafters.plain import NoDrafter
+from oneglance.files import sole_writer
 from oneglance.targets.base import Target
 from oneglance.testing import tiny_target
 from oneglance.train import caching, features
@@ -55,6 +57,22 @@ def run(plan: dict[str, Any], target: Target, out: Path, cache: bool | str) -> l
 def sample(seed: int) -> Sample:
     torch.manual_seed(seed)
     return Sample((seed, 1, 2, 3), 2, torch.randn(4, 6), torch.randn(4, 3) if seed % 2 else None)
+
+
+def test_two_at_once_in_one_folder_are_refused(plan: dict[str, Any], target: Target, tmp_path: Path) -> None:
+    """Collecting, keeping features beside the traces, and training."""
+    traces = Path(plan["data"]["train"])
+    answerer = LocalAnswerer(Decoder(target, NoDrafter()), max_new_tokens=12)
+    begun: list[Iterator[Any]] = [
+        Collection(traces, [], target, None, 12, {}).run(answerer),
+        cache_features(traces, target, Layout((1, 2), None, 4096)),
+        HeadTrainer(HeadRecipe(**plan), target, tmp_path / "run").run(),
+    ]
+    with sole_writer(traces), sole_writer(tmp_path / "run"):
+        for steps in begun:
+            with pytest.raises(InputError, match="another process is writing to"):
+                next(steps)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_kept_features_change_nothing_and_the_target_runs_once_a_sample(

@@ -2,6 +2,9 @@
 
 import ast
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from oneglance.bulk import Job
 from oneglance.cost import load_costs
 from oneglance.drafters.checkpoint import read_config
 from oneglance.errors import InputError
-from oneglance.files import MAX_DEPTH, append_lines, parse_json, parse_yaml, read_lines, read_object
+from oneglance.files import MAX_DEPTH, append_lines, parse_json, parse_yaml, read_lines, read_object, sole_writer
 from oneglance.serve.settings import read_settings
 from oneglance.targets.grammar import _schema
 from oneglance.tasks.layouts import text
@@ -191,6 +194,44 @@ def test_lines_that_lack_a_name_are_not_gone_on_with(tmp_path: Path) -> None:
     journal.append([{"task": "t"}])
     with pytest.raises(InputError, match="no 'prompt'"):
         Journal(tmp_path / "log", {"a": 1}).take_back_last()
+
+
+HOLDS = """
+import sys, time
+from pathlib import Path
+from oneglance.files import sole_writer
+with sole_writer(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+AT_IT = r"another process is writing to .*out\.jsonl; wait until it ends, or choose another --out"
+
+
+def test_one_process_at_a_time_writes_and_a_dead_one_bars_nobody(tmp_path: Path) -> None:
+    place = tmp_path / "new" / "out.jsonl"
+    environment = {**os.environ, "PYTHONPATH": str(SRC.parent)}
+    words = [sys.executable, "-c", HOLDS, str(place)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as other:
+        assert other.stdout
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(InputError, match=AT_IT), sole_writer(place):
+            raise AssertionError("both may write")
+        with sole_writer(place.with_name("another")):
+            pass
+        other.kill()
+    same = place.parent / ".." / "new" / "out.jsonl"
+    with sole_writer(place), pytest.raises(InputError, match=AT_IT), sole_writer(same):
+        raise AssertionError("it has two names")
+    assert list(place.parent.iterdir()) == []
+
+
+def test_a_place_for_no_lock_is_bad_input(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(InputError, match=r"cannot lock .*; choose another --out"),
+        sole_writer(tmp_path / "file" / "out"),
+    ):
+        raise AssertionError("there is no such folder")
 
 
 @pytest.mark.parametrize(

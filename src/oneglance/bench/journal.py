@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from oneglance.core import InputError
-from oneglance.files import append_lines, parse_json, read_lines, read_object, write_atomically
+from oneglance.files import append_lines, parse_json, read_lines, read_object, sole_writer, write_atomically
 
 SETTINGS = ".run.json"
 OTHER = "choose another --out"
@@ -71,6 +73,17 @@ class Journal:
         """Drop lines and settings: the run is complete and its result is elsewhere."""
         path.unlink(missing_ok=True)
         path.with_name(path.name + SETTINGS).unlink(missing_ok=True)
+
+
+@contextmanager
+def journal(path: Path, settings: dict[str, Any]) -> Iterator[Journal]:
+    """The journal at ``path``, which no other process can go on with meanwhile.
+
+    Raises:
+        InputError: as ``Journal``, or another process is at it.
+    """
+    with sole_writer(path):
+        yield Journal(path, settings)
 
 
 def _difference(stored: Any, wanted: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -228,20 +229,21 @@ def _ablate(
     show: bool,
 ) -> Ablation:
     """Decode every prompt by every arm, and compare."""
-    from oneglance.bench.journal import Journal
+    from oneglance.bench.journal import journal
     from oneglance.bench.manifest import manifest
     from oneglance.report.causes import WHOLE, lengths_of, study_ablation
 
-    journal = None if out is None else Journal(out, settings)
-    lines: list[dict[str, Any]] = [] if journal is None else list(journal.lines)
-    if journal is not None:
-        journal.describe(manifest(**settings), settings)
-    before = {(line["task"], line["prompt"]) for line in lines}
-    for case in asking.each(cases, done=before, show=show):
-        rounds = _rounds(decoder, case, arms, trees, max_new_tokens)
-        lines.append({"task": case.task, "prompt": case.id, "rounds": rounds})
-        if journal is not None:
-            journal.append(lines[-1:])
+    lines: list[dict[str, Any]] = []
+    with nullcontext() if out is None else journal(out, settings) as kept:
+        if kept is not None:
+            lines += kept.lines
+            kept.describe(manifest(**settings), settings)
+        before = {(line["task"], line["prompt"]) for line in lines}
+        for case in asking.each(cases, done=before, show=show):
+            rounds = _rounds(decoder, case, arms, trees, max_new_tokens)
+            lines.append({"task": case.task, "prompt": case.id, "rounds": rounds})
+            if kept is not None:
+                kept.append(lines[-1:])
     lengths = lengths_of(lines)
     if not lengths:
         raise InputError("no prompt had a round; give more new tokens (--max-new-tokens)")

@@ -66,6 +66,8 @@ def cost(
         raise InputError(f"cost times trees of given sizes; name them with --budgets instead of {fixed[0]}")
     more = numbers("--budgets", budgets or "", 1)
     nodes = numbers("--sizes", sizes, 0)
+    if not nodes:
+        raise InputError("--sizes names no packed pass to time; give some, such as 0,63")
     bound = setup.bind(["plain", *names])
     sized = dict.fromkeys(names, budget)
     for name in names:

@@ -9,6 +9,8 @@ import urllib.parse
 import urllib.request
 import warnings
 from collections.abc import Mapping
+from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -22,7 +24,7 @@ from oneglance.core import HeadError, InputError, OneglanceWarning
 from oneglance.files import parse_json
 
 if TYPE_CHECKING:
-    from oneglance.drafters.checkpoint import HeadCheckpoint
+    from oneglance.drafters.checkpoint import Checkpoint
     from oneglance.targets.base import Target
 
 Kind = Literal["target", "head"]
@@ -33,6 +35,16 @@ Names = Annotated[
 ]
 
 
+# drafter → what loads its heads, and what compares one with a target
+HEADS = {
+    "block": ("oneglance.drafters.checkpoint:load_checkpoint", "oneglance.drafters.checkpoint:check_fit"),
+    "eagle2": ("oneglance.drafters.eagle2_head:load_eagle2", "oneglance.drafters.eagle2:Eagle2Drafter.check"),
+    "eagle3": ("oneglance.drafters.eagle3_head:load_eagle3", "oneglance.drafters.eagle3:Eagle3Drafter.check"),
+    "medusa": ("oneglance.drafters.medusa:load_medusa", "oneglance.drafters.checkpoint:check_fit"),
+    "vispec": ("oneglance.drafters.vispec_head:load_vispec", "oneglance.drafters.vispec:VispecDrafter.check"),
+}
+
+
 def inspect(names: Names, json: options.Json = False) -> None:
     """Show a target or a draft head, and whether two fit.
 
@@ -41,19 +53,19 @@ def inspect(names: Names, json: options.Json = False) -> None:
     """
     found = choose(names)
     head = target = fit = None
+    drafter = "block"
     if "head" in found:
-        from oneglance.drafters.checkpoint import load_checkpoint
-
-        head = load_checkpoint(found["head"])
+        drafter = drafter_for(found["head"]) or drafter
+        head = named(HEADS[drafter][0])(found["head"])
     if "target" in found:
         from oneglance.targets.outline import outline_target
 
         target = outline_target(found["target"])
     if head and target:
-        fit = compatibility(head, target)
+        fit = compatibility(head, target, drafter)
     report = {
         "target": target_facts(target) if target else None,
-        "head": head_facts(head) if head else None,
+        "head": head_facts(head, drafter) if head else None,
         "compatibility": fit,
     }
     if json:
@@ -89,9 +101,27 @@ def kinds_of(name: str) -> tuple[Kind, ...]:
     """
     if name.startswith("builtin:"):
         return ("target", "head")
-    config = read_config(name)
-    is_head = "dflash_config" in config or "target_layer_ids" in config
-    return ("head",) if is_head or "DFlashDraftModel" in (config.get("architectures") or []) else ("target",)
+    return ("head",) if drafter_for(name) else ("target",)
+
+
+def drafter_for(name: str) -> str | None:
+    """The drafter that a name is a head for; None for a target.
+
+    Raises:
+        InputError: neither.
+    """
+    from oneglance.drafters.checkpoint import tensor_names
+    from oneglance.drafters.layouts import drafter_of
+
+    if name.startswith("builtin:"):
+        return "block"
+    return drafter_of(read_config(name), tensor_names(Path(name).expanduser()))
+
+
+def named(place: str) -> Any:
+    """What ``module:name`` names."""
+    module, _, name = place.partition(":")
+    return attrgetter(name)(import_module(module))
 
 
 def read_config(name: str) -> Mapping[str, Any]:
@@ -104,7 +134,8 @@ def read_config(name: str) -> Mapping[str, Any]:
     if path.is_dir():
         path = path / "config.json"
         if not path.is_file():
-            raise InputError(f"{name} has no config.json; give the folder of a target or of a draft head")
+            alone = " but a rescorer, which works beside a block head" if is_rescorer(path.parent) else ""
+            raise InputError(f"{name} has no config.json{alone}; give the folder of a target or of a draft head")
     elif path.exists():
         raise InputError(f"{name} is a file; give the folder that holds config.json")
     elif name.count("/") != 1 or name.startswith((".", "/", "~")):
@@ -118,6 +149,13 @@ def read_config(name: str) -> Mapping[str, Any]:
     if not isinstance(config, dict):
         raise InputError(f"{path} must hold a JSON object; download it again")
     return config
+
+
+def is_rescorer(folder: Path) -> bool:
+    """Whether a rescorer lies there."""
+    from oneglance.drafters.rescorer import CONFIG
+
+    return (folder / CONFIG).is_file()
 
 
 def download_config(name: str) -> Path:
@@ -190,39 +228,44 @@ def target_facts(target: Target) -> Facts:
     }
 
 
-def head_facts(head: HeadCheckpoint) -> Facts:
-    """Geometry of a head, what it reads, and how it says it was trained."""
-    from oneglance.drafters.head import num_parameters
+def head_facts(head: Checkpoint[Any, Any], drafter: str) -> Facts:
+    """Geometry of a head, what it reads, and how it says it was trained; None for what its kind does not have."""
+    from oneglance.drafters.eagle_head import EagleConfig
+    from oneglance.drafters.head import HeadConfig, LayerConfig
 
-    config = head.config
-    windows = {i: config.window(i) for i in range(config.num_hidden_layers)}
+    config, is_block = head.config, isinstance(head.config, HeadConfig)
+    layer = config if isinstance(config, LayerConfig) else None
+    windows = {i: config.window(i) for i in range(config.num_hidden_layers)} if is_block else {}
+    weights = [tensor for tensor in head.tensors.values() if tensor.is_floating_point()]  # the others map ids
     return {
         "name": head.name,
-        "parameters": num_parameters(config),
-        "draft_layers": config.num_hidden_layers,
+        "drafter": drafter,
+        "parameters": sum(tensor.numel() for tensor in weights),
+        "draft_layers": layer and layer.num_hidden_layers,
         "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "attention_heads": config.num_attention_heads,
-        "key_value_heads": config.num_key_value_heads,
-        "head_dim": config.head_dim,
-        "block_size": config.block_size,
-        "offsets": config.num_offsets,
-        "mask_token_id": config.mask_token_id,
+        "intermediate_size": layer and layer.intermediate_size,
+        "attention_heads": layer and layer.num_attention_heads,
+        "key_value_heads": layer and layer.num_key_value_heads,
+        "head_dim": layer and layer.head_dim,
+        "block_size": config.block_size if is_block else None,
+        "offsets": None if isinstance(config, EagleConfig) else config.num_offsets,
+        "mask_token_id": config.mask_token_id if is_block else None,
         "kept_layers": list(config.target_layer_ids),
-        "target_layers": config.num_target_layers,
+        "target_layers": config.num_target_layers or None,
         "feature_point": head.card.get("feature_point"),
         "vocabulary_rows": config.vocab_size,
-        "context_length": config.max_position_embeddings,
-        "rope_theta": config.rope_theta,
+        "draft_vocabulary_rows": getattr(config, "draft_vocab_size", None),
+        "context_length": layer and layer.max_position_embeddings,
+        "rope_theta": layer and layer.rope_theta,
         "sliding_windows": {str(layer): window for layer, window in windows.items() if window is not None},
-        "stored_dtype": ", ".join(sorted({str(t.dtype).removeprefix("torch.") for t in head.tensors.values()})),
+        "stored_dtype": ", ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in weights})),
         "tensors": len(head.tensors),
-        "rescorer": rescorer_facts(head),
+        "rescorer": rescorer_facts(head) if is_block else None,
         "card": head.card,
     }
 
 
-def rescorer_facts(head: HeadCheckpoint) -> str:
+def rescorer_facts(head: Checkpoint[Any, Any]) -> str:
     """The rescorer beside a head, in words."""
     from oneglance.drafters.checkpoint import read_config as folder_of
     from oneglance.drafters.rescorer import find_rescorer
@@ -234,14 +277,14 @@ def rescorer_facts(head: HeadCheckpoint) -> str:
     return f"{found.config.kind}, rank {found.config.rank}" if found else "none"
 
 
-def compatibility(head: HeadCheckpoint, target: Target) -> Facts:
+def compatibility(head: Checkpoint[Any, Any], target: Target, drafter: str = "block") -> Facts:
     """Whether a head can draft for a target, why not, and what will cost acceptance."""
-    from oneglance.drafters.checkpoint import check_fit, fitted
+    from oneglance.drafters.checkpoint import fitted
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", OneglanceWarning)
         try:
-            check_fit(fitted(head, target), target)
+            named(HEADS[drafter][1])(fitted(head, target), target)
         except HeadError as error:
             return {"fits": False, "reason": str(error), "notes": []}
     return {"fits": True, "reason": None, "notes": [str(warning.message) for warning in caught]}

@@ -13,7 +13,10 @@ from oneglance.commands import logs, options, terminal
 if TYPE_CHECKING:
     from oneglance.report.study import LawStudy
 
-Budget = Annotated[int, typer.Option(metavar="N", min=2, help="Nodes that the ceiling 2 log N / H of Fig. 4 is for.")]
+Budget = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=2, help="Nodes that the ceiling 2 log N / H of Fig. 4 is for; default the log's."),
+]
 Calibration = Annotated[
     bool,
     typer.Option(
@@ -27,7 +30,7 @@ def law(
     files: logs.Files,
     tasks: logs.Tasks = None,
     method: logs.Estimator = "ml",
-    budget: Budget = 31,
+    budget: Budget = None,
     calibration: Calibration = False,
     figures: logs.Figures = None,
     json: options.Json = False,
@@ -43,13 +46,14 @@ def law(
     log = logs.read(files, tasks)
     estimator = logs.method(method)
     table = logs.marginals(files, tasks) if calibration else None
-    study = study_law(log, method=estimator, budget=budget, vocab_size=logs.vocab_size(files), marginals=table)
+    nodes = log.budget if budget is None else budget
+    study = study_law(log, method=estimator, budget=nodes, vocab_size=logs.vocab_size(files), marginals=table)
     per_task = {name: found for name, found in study.fits.items() if name != logs.POOLED}
     pooled = study.fits.get(logs.POOLED)
     sheets = {
         "fig3a": lambda: draw.decile_curves(per_task, cap=pooled.law.loose_cap if pooled else None),
-        "fig4": lambda: draw.law_panels(per_task, budget=budget),
-        "fig8": lambda: draw.law_panels(study.fits, budget=budget),
+        "fig4": lambda: draw.law_panels(per_task, budget=nodes),
+        "fig8": lambda: draw.law_panels(study.fits, budget=nodes),
     }
     if study.calibration is not None:
         found, given = study.calibration, study.calibration_given

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -122,31 +123,29 @@ def measure(
     """Run to the end, with a bar on a terminal; with ``out``, finished prompts are kept and a killed run goes on.
 
     Raises:
-        InputError: ``out`` was begun with other settings.
+        InputError: ``out`` was begun with other settings, or another process is at it.
     """
-    from oneglance.bench.journal import Journal
+    from oneglance.bench.journal import journal
     from oneglance.bench.manifest import manifest
     from oneglance.bench.record import record_of
 
     records: list[Record] = []
-    journal = None
-    if out is not None:
-        whole = {
-            **settings,
-            "systems": [*bench.systems, *bench.outside],
-            "replicates": bench.replicates,
-            "warmup": bench.warmup,
-        }
-        journal = Journal(partial(out), whole)
-        records = [record_of(record) for line in journal.lines for record in _records(line, partial(out))]
-        journal.describe(manifest(**settings), whole)
-    done = list(dict.fromkeys((r.task, r.prompt) for r in records))
-    with terminal.bar(show=show) as progress:
+    whole = {
+        **settings,
+        "systems": [*bench.systems, *bench.outside],
+        "replicates": bench.replicates,
+        "warmup": bench.warmup,
+    }
+    with nullcontext() if out is None else journal(partial(out), whole) as kept, terminal.bar(show=show) as progress:
+        if kept is not None:
+            records += [record_of(record) for line in kept.lines for record in _records(line, kept.path)]
+            kept.describe(manifest(**settings), whole)
+        done = list(dict.fromkeys((r.task, r.prompt) for r in records))
         bar = progress.add_task("decoding", total=len(cases), completed=len(done))
         for made in bench.run(cases, done=done):
             records += made
-            if journal is not None:
-                journal.append([{"records": [record.as_dict() for record in made]}])
+            if kept is not None:
+                kept.append([{"records": [record.as_dict() for record in made]}])
             progress.update(bar, advance=1, description=made[0].task)
     return records
 

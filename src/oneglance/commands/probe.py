@@ -56,7 +56,7 @@ def image(
     entropy, and what is left of the image's effect with entropy held fixed, intervals by prompt.
     """
     from oneglance.bench.forced import derange
-    from oneglance.bench.journal import Journal
+    from oneglance.bench.journal import journal
     from oneglance.bench.manifest import manifest
     from oneglance.report.causes import study_image
     from oneglance.stats.rounds import read_rounds
@@ -93,12 +93,12 @@ def image(
         "attention": attention,
         "runner": runner,
     }
-    journal = Journal(out, settings)
-    done = journal.take_back_last()
-    journal.describe(manifest(**settings), settings)
     others = {(case.task, case.id): other for case, other in zip(cases, swapped, strict=True)}
-    for case in asking.each(cases, done=done, show=not json):
-        journal.append(_both_arms(decoder, case, others[case.task, case.id], max_new_tokens))
+    with journal(out, settings) as log:
+        done = log.take_back_last()
+        log.describe(manifest(**settings), settings)
+        for case in asking.each(cases, done=done, show=not json):
+            log.append(_both_arms(decoder, case, others[case.task, case.id], max_new_tokens))
     found = study_image(read_rounds(out), seed=seed)
     if json:
         terminal.write_json({"out": str(out), "tasks": found})

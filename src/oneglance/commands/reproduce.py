@@ -142,7 +142,7 @@ def _law(setup: measuring.Setup, tasks: list[str], limit: int) -> list[Measured]
         for case in suite(tasks, limit)
         for row in record(decoder, case.encode(opened), params, run="tree", task=case.task, prompt=case.id).rows
     ]
-    study = study_law(RoundLog(tuple(rows)).drafted, method="ml", budget=31)
+    study = study_law(RoundLog(tuple(rows)).drafted, method="ml")
     found = []
     for task, fit in study.fits.items():
         if fit.law.degenerate is None:

@@ -130,31 +130,31 @@ def _record(
     show: bool,
 ) -> int:
     """Log what is not in the log yet; on how many prompts drafting ended early."""
-    from oneglance.bench.journal import Journal
+    from oneglance.bench.journal import journal
     from oneglance.bench.manifest import manifest
     from oneglance.bench.roundlog import SIDECAR_RANKS, record
     from oneglance.targets.saliency import ImageAttention
 
-    journal = Journal(out, settings)
-    done_before = journal.take_back_last()
     measure = ImageAttention(decoder.target, decoder.drafter.target_layer_ids) if saliency else None
-    journal.describe(manifest(**settings), settings)
     fell_back = 0
-    for case in asking.each(cases, done=done_before, show=show):
-        done = record(
-            decoder,
-            case.encode(decoder.target),
-            params,
-            run=name,
-            task=case.task,
-            prompt=case.id,
-            num_ranks=SIDECAR_RANKS if marginals else 0,
-            saliency=measure,
-        )
-        fell_back += done.generation.fell_back is not None
-        if done.marginals is not None:
-            save_marginals(out, case.task, case.id, done.marginals)
-        journal.append([asdict(row) for row in done.rows])
+    with journal(out, settings) as log:
+        done_before = log.take_back_last()
+        log.describe(manifest(**settings), settings)
+        for case in asking.each(cases, done=done_before, show=show):
+            done = record(
+                decoder,
+                case.encode(decoder.target),
+                params,
+                run=name,
+                task=case.task,
+                prompt=case.id,
+                num_ranks=SIDECAR_RANKS if marginals else 0,
+                saliency=measure,
+            )
+            fell_back += done.generation.fell_back is not None
+            if done.marginals is not None:
+                save_marginals(out, case.task, case.id, done.marginals)
+            log.append([asdict(row) for row in done.rows])
     return fell_back
 
 

@@ -105,7 +105,6 @@ def serve(
     if "budget" in named:
         named["budget"] = opening.budget_of(budget)
     settings = read_settings(config, named)
-    opening.check_tree(settings.budget, settings.branch_k)
     opening.head_name(settings.target, settings.head, settings.drafter)
 
     def load() -> Decoder:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -236,6 +236,18 @@ def read_tensors(folder: Path, file: str | None = None) -> dict[str, Tensor]:
             raise HeadError(f"{folder} has no {name}; {convert or 'download it again'}")
         tensors.update(_read_shard(path))
     return tensors
+
+
+def tensor_names(folder: Path) -> frozenset[str]:
+    """Of a checkpoint's safetensors files, of which only the headers are read; none where they cannot be."""
+    names: set[str] = set()
+    try:
+        for shard in _shards(folder):
+            with safe_open(folder / shard, "pt") as file:
+                names |= set(file.keys())
+    except (HeadError, SafetensorError, OSError):
+        return frozenset()
+    return frozenset(names)
 
 
 def _shards(folder: Path) -> list[str]:

@@ -1,13 +1,54 @@
-"""The ``config.json`` of heads in other programs' layouts, under the names that this package reads."""
+"""Heads in other programs' layouts: what kind each is, and its ``config.json`` under the names that this package
+reads."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from oneglance.core import HeadError
 
 SAME_HERE = ("gqa", "mha")  # attention modes of SpecForge that are one here: mha is gqa with as many key heads
 MORE_OF_EAGLE3 = ("fc_norm", "use_aux_norm", "norm_output", "norm_before_fc", "norm_before_residual")
+
+
+ARCHITECTURES = {  # that name a drafter; EAGLE calls its heads LlamaForCausalLM, as models are called
+    "DFlashDraftModel": "block",
+    "LlamaForCausalLMEagle": "eagle2",
+    "LlamaForCausalLMEagle3": "eagle3",
+    "MedusaModel": "medusa",
+    "ViSpecModel": "vispec",
+}
+KEYS = {  # of other configs, the more telling first
+    "eagle_config": "eagle3",
+    "medusa_num_heads": "medusa",
+    "dflash_config": "block",
+    "target_layer_ids": "block",
+}
+TENSORS = {  # of heads whose config could be a model's, the more telling first
+    "imadpt.q": "vispec",
+    "midlayer.self_attn.q_proj.weight": "eagle3",
+    "0.0.linear.weight": "medusa",
+    "fc.weight": "eagle2",
+}
+
+
+def drafter_of(config: Mapping[str, Any], tensors: Iterable[str] = ()) -> str | None:
+    """The drafter that a checkpoint is a head for; None where it looks like no head.
+
+    Args:
+        config: its ``config.json``.
+        tensors: their names, which alone tell some heads from a model.
+    """
+    if "speculators_model_type" in config:
+        return "eagle3" if config["speculators_model_type"] == "eagle3" else "block"
+    own = config.get("architectures")
+    bare = {name.removeprefix("model.") for name in tensors}
+    for table, found in ((ARCHITECTURES, own if isinstance(own, list) else ()), (KEYS, config), (TENSORS, bare)):
+        for name, drafter in table.items():
+            if name in found:
+                return drafter
+    return None
 
 
 def block_of(config: dict[str, Any], key: str) -> dict[str, Any]:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from oneglance.core import MAX_BUDGET, InputError
+
+# What a tree can have, for pydantic's models; ``check_budget`` says it to people
+Budget = Annotated[int, Field(ge=1, le=MAX_BUDGET)]
+BranchK = Annotated[int, Field(ge=1, le=sys.maxsize)]
 
 
 class Settings(BaseModel):

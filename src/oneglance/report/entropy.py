@@ -24,7 +24,6 @@ def sections(
     marginals: Array | None,
     vocab_size: int | None,
     method: Method = "ml",
-    budget: int = 31,
     resamples: int = 999,
     seed: int = 0,
 ) -> list[Section]:
@@ -35,11 +34,10 @@ def sections(
         marginals: (R, L, K) of the same rounds, for the width replay and the calibration of scores.
         vocab_size: for Fano's bound.
         method: estimator.
-        budget: N of the verification ceiling.
         resamples: of the tail's parametric bootstrap.
         seed: of all resampling.
     """
-    study = study_law(log, method=method, budget=budget, vocab_size=vocab_size, marginals=marginals, seed=seed)
+    study = study_law(log, method=method, vocab_size=vocab_size, marginals=marginals, seed=seed)
     made = [law_section(study), *theory.sections(study)]
     if study.calibration is not None:
         made.append(calibration_section(study.calibration, study.calibration_given))

@@ -54,7 +54,8 @@ def law_panels(fits: Mapping[str, Fit], *, budget: int = 31) -> Any:
         h, means, errors = _points(fit)
         grid = np.linspace(0.01, max(float(h.max()), 0.1) * 1.05, 200)
         between = brackets(fit.law, grid, budget=budget)
-        axes.fill_between(grid, np.maximum(between.lower, 1e-2), between.upper, color="0.93", label="brackets")
+        if budget > 1:
+            axes.fill_between(grid, np.maximum(between.lower, 1e-2), between.upper, color="0.93", label="brackets")
         if fit.law.degenerate is None:
             axes.plot(grid, between.fitted, color=COLOURS[index % len(COLOURS)], label="law")
         axes.errorbar(h, means, yerr=errors, **{**_style(index), "linestyle": "none"})

@@ -123,7 +123,7 @@ def study_law(
     log: RoundLog,
     *,
     method: Method,
-    budget: int,
+    budget: int | None = None,
     vocab_size: int | None = None,
     marginals: Array | None = None,
     seed: int = 0,
@@ -133,19 +133,21 @@ def study_law(
     Args:
         log: drafted rounds.
         method: estimator.
-        budget: N of the verification ceiling.
+        budget: N of the verification ceiling, which a chain of one has not; default the log's.
         vocab_size: for Fano's bound.
         marginals: (R, L, K) of the same rounds.
         seed: of the resampling.
     """
     fits, between, slopes, scales = {}, {}, {}, {}
+    num_nodes = log.budget if budget is None else budget
     families = tuple(temperature_family(shape) for shape in SHAPES)
     for name, own in parts(log):
         law = fit(own, method=method)
         found = assess(law, own.h_nats, own.runs.a, own.prompts, horizon=own.runs.horizon, seed=seed)
         fits[name] = found
         if law.degenerate is None:
-            between[name] = brackets(law, [b.mean_nats for b in found.bins], budget=budget)
+            if num_nodes > 1:
+                between[name] = brackets(law, [b.mean_nats for b in found.bins], budget=num_nodes)
             slopes[name] = _derivatives(law, float(own.h_nats.mean()))
         scale = _scale(own, families)
         if scale is not None:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from oneglance.core import ImageError, InputError, PrivateUrlError, SamplingParams
+from oneglance.core import FetchError, ImageError, InputError, LargeImageError, PrivateUrlError, SamplingParams
+from oneglance.fetch import too_long
 from oneglance.files import parse_json
 from oneglance.images import MAX_BYTES, load_image
 from oneglance.serve import schema
@@ -25,6 +26,13 @@ if TYPE_CHECKING:
     from oneglance.targets.state import Inputs
 
 MAX_DEPTH = 100
+BY_DATA_URI = "send the image as a data URI"
+FIXES: Mapping[type, str] = {  # what a client can do where an error has advice for who calls this package only
+    ImageError: "send it as PNG or JPEG",
+    LargeImageError: "send a smaller one",
+    FetchError: BY_DATA_URI,
+    PrivateUrlError: f"{BY_DATA_URI} (who runs the server may allow such URLs with --fetch-private-urls)",
+}
 Parser = PlainText | NamedCall | TaggedCalls
 
 
@@ -239,18 +247,18 @@ def _messages(messages: Sequence[schema.Message], settings: ServeSettings) -> li
     count = sum(isinstance(part, schema.ImagePart) for message in messages for part in _parts(message))
     if count > settings.max_images:
         raise InputError(f"the request has {count} images, more than {settings.max_images}; send fewer")
-    return [_message(message, settings) for message in messages]
+    return [_message(message, f"messages.{place}", settings) for place, message in enumerate(messages)]
 
 
 def _parts(message: schema.Message) -> Sequence[schema.Part]:
     return message.content if isinstance(message.content, list) else ()
 
 
-def _message(message: schema.Message, settings: ServeSettings) -> dict[str, Any]:
-    content = message.content or ""
+def _message(message: schema.Message, name: str, settings: ServeSettings) -> dict[str, Any]:
+    parts = [_part(part, f"{name}.content.{place}", settings) for place, part in enumerate(_parts(message))]
     plain: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
-        "content": content if isinstance(content, str) else [_part(part, settings) for part in content],
+        "content": parts or message.content or "",
     }
     if isinstance(message, schema.AssistantMessage) and message.tool_calls:
         plain["tool_calls"] = [_past_call(call) for call in message.tool_calls]
@@ -268,20 +276,19 @@ def _past_call(call: schema.ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
 
-def _part(part: schema.Part, settings: ServeSettings) -> dict[str, Any]:
+def _part(part: schema.Part, name: str, settings: ServeSettings) -> dict[str, Any]:
     if isinstance(part, schema.TextPart):
         return {"type": "text", "text": part.text}
-    return {"type": "image", "image": _image(part.image_url.url, settings)}
+    return {"type": "image", "image": _image(part.image_url.url, f"{name}.image_url", settings)}
 
 
-def _image(url: str, settings: ServeSettings) -> Image:
+def _image(url: str, name: str, settings: ServeSettings) -> Image:
+    """The image behind a field of the request."""
     try:
         return load_image(_source(url, settings), allow_private_urls=settings.fetch_private_urls)
-    except PrivateUrlError as error:
-        raise ImageError(
-            f"{error.what}, from which this server does not fetch; send the image as a data URI "
-            "(who runs the server may allow such URLs with --fetch-private-urls)"
-        ) from error
+    except ImageError as error:
+        fix = next(FIXES[kind] for kind in type(error).__mro__ if kind in FIXES)
+        raise InputError(f"{name}: {error.what}" + (f"; {fix}" if error.fix else "")) from error
 
 
 def _source(url: str, settings: ServeSettings) -> str | bytes:
@@ -292,14 +299,14 @@ def _source(url: str, settings: ServeSettings) -> str | bytes:
         return url
     if scheme.startswith(("http://", "https://")):
         if not settings.fetch_urls:
-            raise ImageError("this server fetches no URLs; send the image as a data URI")
+            raise ImageError(f"this server fetches no URLs; {BY_DATA_URI}")
         return url
     packed = "".join(url.split()).replace("-", "+").replace("_", "/").rstrip("=")
     if len(packed) > MAX_BYTES * 4 // 3 + 4:
-        raise ImageError(f"the image is larger than {MAX_BYTES} bytes; save it smaller")
+        raise too_long("the image", MAX_BYTES)
     try:
         return base64.b64decode(packed + "=" * (-len(packed) % 4), validate=True)
     except (binascii.Error, ValueError) as error:
         raise ImageError(
-            "image_url must be an http(s) URL, a data URI or base64; a path on this machine is not read"
+            "it must be an http(s) URL, a data URI or base64; a path on this machine is not read"
         ) from error

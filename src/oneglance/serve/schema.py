@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from oneglance.drafters.settings import Budget
+
 Token = Annotated[int, Field(ge=0)]
 
 
@@ -158,7 +160,7 @@ class Sampling(Strict):
     n: Literal[1] | None = None
     user: str | None = None
     speculation: bool | None = None
-    budget: Annotated[int, Field(ge=1)] | None = None
+    budget: Budget | None = None
     rounds: bool | None = None
 
 

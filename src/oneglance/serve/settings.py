@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from oneglance.core import DEFAULT_BUDGET, DEFAULT_PREFIX_MB, InputError
+from oneglance.drafters.settings import BranchK, Budget
 from oneglance.files import parse_yaml
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -43,8 +44,8 @@ class ServeSettings(BaseModel):
     head: str | None = None
     drafter: str = "block"
     tree: str = "best_first"
-    budget: Annotated[int, Field(ge=1)] | Literal["auto"] = DEFAULT_BUDGET
-    branch_k: int | None = Field(None, ge=1)
+    budget: Budget | Literal["auto"] = DEFAULT_BUDGET
+    branch_k: BranchK | None = None
     dtype: str = "auto"
     device: str | None = None
     device_map: str | None = None
@@ -62,7 +63,7 @@ class ServeSettings(BaseModel):
     shutdown_s: float = Field(60.0, ge=0)
     max_tokens: int = Field(1024, ge=1)
     max_images: int = Field(16, ge=0)
-    max_budget: int = Field(255, ge=1)
+    max_budget: Budget = 255
     max_body_mb: int = Field(64, ge=1)
     prefix_cache_mb: int = Field(DEFAULT_PREFIX_MB, ge=0)
     fetch_urls: bool = True

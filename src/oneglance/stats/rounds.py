@@ -115,6 +115,11 @@ class RoundLog:
         return np.array(self._column(name), np.str_)
 
     @property
+    def budget(self) -> int:
+        """N of the trees, the largest where logs of several are joined."""
+        return max(row.budget for row in self.rows)
+
+    @property
     def h_nats(self) -> Array:
         return self.floats("h_nats")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from oneglance.core import OneglanceWarning
+from oneglance.files import sole_writer
 from oneglance.targets.base import Target
 from oneglance.train.collect import NUM_MEASURED, encoding
 from oneglance.train.features import DiskStore, FoundStore, Store, difference, key_of
@@ -64,19 +65,20 @@ def cache_features(traces: Path, target: Target, layout: Layout) -> Iterator[int
     """Write the features of a folder of traces; those that are there stay. Yields the samples done so far.
 
     Raises:
-        InputError: the folder holds features of other settings.
+        InputError: the folder holds features of other settings, or another process is writing to it.
 
     Warns:
         OneglanceWarning: the disk is full; what is missing is recomputed in training.
     """
-    store = DiskStore(traces / FEATURES, layout.settings(target))
-    for count, row in enumerate(read_traces(traces).rows, start=1):
-        if store.is_full:
-            return
-        if key_of(row) not in store:
-            store.put(key_of(row), layout.sample(target, row))
-        yield count
-    store.flush()
+    with sole_writer(traces):
+        store = DiskStore(traces / FEATURES, layout.settings(target))
+        for count, row in enumerate(read_traces(traces).rows, start=1):
+            if store.is_full:
+                return
+            if key_of(row) not in store:
+                store.put(key_of(row), layout.sample(target, row))
+            yield count
+        store.flush()
 
 
 def with_collected(own: Store, folders: Sequence[Path], target: Target, layout: Layout) -> Store:

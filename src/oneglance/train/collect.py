@@ -15,7 +15,7 @@ from PIL import Image
 
 from oneglance.core import ImageError, InputError, SamplingParams
 from oneglance.decoder import Decoder
-from oneglance.files import append_lines, parse_json, read_lines, read_object
+from oneglance.files import append_lines, parse_json, read_lines, read_object, sole_writer
 from oneglance.images import MAX_ASPECT, image_sha256
 from oneglance.targets.base import Target
 from oneglance.targets.chat import encode
@@ -177,6 +177,10 @@ class Collection:
         self._forbidden = {
             identity(row): (str(folder), row.id) for folder in self.disjoint_from for row in read_traces(folder).rows
         }
+        self._read()
+
+    def _read(self) -> None:
+        """What is there already, and what is left to do."""
         written = read_traces(self.out).rows if _holds_rows(self.out) else []
         self._num_rows, self._num_tokens = len(written), sum(len(row.answer_ids) for row in written)
         self._skips = [Skip(**raw) for raw in read_lines(self.out / SKIPPED)]
@@ -216,20 +220,23 @@ class Collection:
         """Ask what is left, and write each answer as it comes.
 
         Raises:
-            InputError: the folder holds traces of other settings, a leak, or a bad sample under ``error``.
+            InputError: the folder holds traces of other settings, a leak, or a bad sample under ``error``; another
+                process is collecting into it.
         """
-        self._check_settings(answerer)
-        self._write_manifest(answerer, complete=False)
-        for asked, answer in answerer.answers(self._asked()):
-            outcome = answer if isinstance(answer, Skip) else self._judge(asked, answer)
-            if isinstance(outcome, Skip):
-                self._skip(outcome)
-            else:
-                list(append_traces(self.out, [outcome]))
-                self._num_rows += 1
-                self._num_tokens += len(outcome.answer_ids)
-            yield self.progress
-        self._write_manifest(answerer, complete=True)
+        with sole_writer(self.out):
+            self._read()  # again: another process may have ended since
+            self._check_settings(answerer)
+            self._write_manifest(answerer, complete=False)
+            for asked, answer in answerer.answers(self._asked()):
+                outcome = answer if isinstance(answer, Skip) else self._judge(asked, answer)
+                if isinstance(outcome, Skip):
+                    self._skip(outcome)
+                else:
+                    list(append_traces(self.out, [outcome]))
+                    self._num_rows += 1
+                    self._num_tokens += len(outcome.answer_ids)
+                yield self.progress
+            self._write_manifest(answerer, complete=True)
         yield self.progress
 
     @property

@@ -25,7 +25,7 @@ from oneglance.drafters.checkpoint import Checkpoint, HeadCheckpoint, load_check
 from oneglance.drafters.eagle3 import Eagle3Drafter
 from oneglance.drafters.eagle3_head import Eagle3Config, Eagle3Head, load_eagle3
 from oneglance.drafters.head import HeadConfig
-from oneglance.drafters.layouts import of_eagle3
+from oneglance.drafters.layouts import drafter_of, of_eagle3
 from oneglance.engines import Launch, command
 from oneglance.files import parse_json
 from oneglance.train.initial import llama3_scaling
@@ -69,7 +69,7 @@ def export(name: str, out: Path, format: str, *, dtype: str = "bfloat16", target
         raise InputError(f"unknown dtype {dtype!r}; choose one of {', '.join(DTYPES)}")
     if out.exists() and any(out.iterdir()):
         raise InputError(f"{out} is not empty; choose another --out")
-    if is_eagle3(read_config(name)[1]):
+    if drafter_of(read_config(name)[1]) == "eagle3":
         config, tensors, hint = _eagle3(load_eagle3(name), out, format, target)
     else:
         head = load_checkpoint(name)
@@ -104,12 +104,6 @@ def read_exported(folder: Path) -> tuple[HeadConfig, dict[str, Tensor]]:
     if "dflash_config" in raw or "speculators_model_type" in raw:
         return HeadConfig.from_checkpoint(raw), tensors
     raise HeadError(f"{folder} is not an exported head; write one with 'oneglance export'")
-
-
-def is_eagle3(raw: dict[str, Any]) -> bool:
-    """Whether a ``config.json`` is an EAGLE-3 head's; SpecForge and speculators leave ``eagle_config`` out at times."""
-    named = "LlamaForCausalLMEagle3" in (raw.get("architectures") or ())
-    return named or "eagle_config" in raw or raw.get("speculators_model_type") == "eagle3"
 
 
 def plain_config(head: HeadCheckpoint) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from torch import nn
 
 from oneglance.core import Drafter
 from oneglance.drafters.block import BlockDrafter
-from oneglance.drafters.checkpoint import Checkpoint, load_checkpoint, read_config, save_checkpoint
+from oneglance.drafters.checkpoint import Checkpoint, load_checkpoint, read_config, save_checkpoint, tensor_names
+from oneglance.drafters.layouts import drafter_of
 from oneglance.drafters.rescorer import CONFIG as RESCORER_CONFIG
 from oneglance.targets.base import Target
 from oneglance.train.blocks import Blocks
@@ -32,13 +33,6 @@ KINDS: dict[str, str] = {
     "eagle3": "oneglance.train.eagle3:Eagle3Kind",
     "medusa": "oneglance.train.medusa:MedusaKind",
     "vispec": "oneglance.train.vispec:VispecKind",
-}
-ARCHITECTURES = {  # of a checkpoint; others are blocks
-    "LlamaForCausalLM": "eagle2",  # as EAGLE publishes its heads
-    "LlamaForCausalLMEagle": "eagle2",
-    "LlamaForCausalLMEagle3": "eagle3",
-    "MedusaModel": "medusa",
-    "ViSpecModel": "vispec",
 }
 
 
@@ -109,7 +103,7 @@ def kind_of(name: str) -> Kind:
 
 
 def load_any(name: str) -> tuple[Kind, Checkpoint[Any, Any]]:
-    """A checkpoint of whatever kind its config names.
+    """A checkpoint of whatever kind it is.
 
     Raises:
         HeadError: it cannot be loaded.
@@ -118,6 +112,6 @@ def load_any(name: str) -> tuple[Kind, Checkpoint[Any, Any]]:
     if (folder / RESCORER_CONFIG).is_file():
         kind = kind_of("conditioned")
         return kind, kind.load(name)
-    architectures = raw.get("architectures") or ["DFlashDraftModel"]
-    kind = kind_of(ARCHITECTURES.get(str(architectures[0]), "head"))
+    drafter = drafter_of(raw, tensor_names(folder)) or "block"
+    kind = kind_of("head" if drafter == "block" else drafter)
     return kind, kind.load(name)

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from oneglance.drafters.head import DraftConfig
+from oneglance.files import sole_writer
 from oneglance.targets.base import Target
 from oneglance.train.blocks import build_blocks, generator
 from oneglance.train.caching import Layout, with_collected
@@ -138,8 +139,12 @@ class HeadTrainer:
         A fresh run from a warm start, or with held-out traces, first yields step 0: what the head does before training.
 
         Raises:
-            InputError: the folder holds another run.
+            InputError: the folder holds another run, or another process is training into it.
         """
+        with sole_writer(self.out) if self.accelerator.is_main_process else nullcontext():
+            yield from self._run(resume)
+
+    def _run(self, resume: bool) -> Iterator[Progress]:
         start = self._begin(resume)
         if start == 0 and self.recipe.init and self.heldout_rows:
             yield self._report(0, 0.0, None, 0.0, True)

@@ -166,10 +166,11 @@ def test_an_eagle3_head_in_chains_of_many_lengths(
     assert found.counted.proposed == passes * found.counted.drafts
 
 
-def test_a_head_in_speculators_layout_serves(folder: Path, plain: Any, record_property: Any) -> None:
-    """The converted head drafts as the original one: the same counts, so the same layers were read."""
-    exported = folder / "speculators"
-    export(HEAD, exported, "speculators", dtype="float32", target=TARGET)
+@pytest.mark.parametrize("layout", ["speculators", "specforge"])
+def test_a_converted_head_serves(layout: str, folder: Path, plain: Any, record_property: Any) -> None:
+    """It drafts as the original one: the same counts, so the same layers were read."""
+    exported = folder / layout
+    export(HEAD, exported, layout, dtype="float32", target=TARGET)
     found = drafted(replace(WHOLE, head=str(exported)), folder)
     record_property("counts", found.counts())
     assert found.texts == [answer.text for answer in plain]
