@@ -145,7 +145,7 @@ def test_built_in_splits_share_no_page(tmp_path: Path) -> None:
 
 def test_the_estimate_measures_a_few_samples(target: Target, pages: Path, tmp_path: Path) -> None:
     estimate = collection(tmp_path, target, pages).estimate(local(target))
-    assert estimate.prompts == 7
+    assert estimate.num_prompts == 7
     assert 1 <= estimate.answer_tokens <= NUM_TOKENS
     assert estimate.seconds is not None
     width = 5 * target.hidden_size * 4

@@ -223,7 +223,7 @@ def pickle_instead(path: Path) -> None:
         (old_pickle, "is a pickle, which is never loaded"),
         (bare_pickle, "is a pickle, which is never loaded"),
         (pickle_instead, r"has no model\.safetensors; pytorch_model\.bin is a pickle"),
-        (Path.unlink, r"has no model\.safetensors$"),
+        (Path.unlink, r"has no model\.safetensors; download it again$"),
     ],
 )
 def test_damaged_weights(folder: Path, damage: Callable[[Path], object], message: str) -> None:
