@@ -158,6 +158,37 @@ def test_a_cross_attention_target_gets_its_rows(run: Run, prompts: Path, tmp_pat
     assert found["rows"][-1]["fit"]["mean_a"]["value"] == pytest.approx(log.drafted.ints("a").mean())
 
 
+def test_speech_gets_its_row_from_two_models(run: Run, tmp_path: Path) -> None:
+    """Recordings, target and draft model of the script, logged and fitted; entropies are those of transformers' own
+    forward, and the noise on the draft model leaves it right at times."""
+    names = ("target", "draft", "tones", "log.jsonl")
+    folder, draft, asked, out = (tmp_path / name for name in names)
+    make = script("scripts/tiny_target.py").main
+    make(["whisper", str(folder)])
+    make(["whisper", str(draft), "--noise", "0.05"])
+    make(["tones", str(asked)])
+    with pytest.raises(SystemExit):
+        make(["tones", str(tmp_path / "moved"), "--noise", "1"])
+    words = ("--target", folder, "--drafter", "two_model", "--head", draft, "--prompts", asked / "prompts.jsonl")
+    assert run("rounds", *words, "--limit", 3, "--max-new-tokens", 24, "--threads", 1, "--out", out).code == 0
+    log = read_rounds(out)
+    target = open_target(str(folder), dtype="float32")
+    for name, other in (("00.wav", "01.wav"), ("01.wav", "02.wav")):
+        row = next(row for row in log.rows if row.prompt == name)
+        for heard, is_own in ((name, True), (other, False)):
+            inputs = encode(target, "", audio=asked / heard)
+            root = hf_generate(target, inputs, 1)
+            p = hf_rows(target, inputs, root)[-1].double().softmax(-1)
+            entropy = float(-(p * p.log()).sum())
+            assert (abs(row.h_nats - entropy) < 1e-4) == is_own, "the target hears the prompt's own recording"
+    accepted = log.drafted.ints("a")
+    assert 0 < accepted.mean() < 8  # tokens of the draft model's chain
+    (row,) = run("transfer", f"speech={out}", "--json").json["rows"]
+    budget = 31  # the default of a round log
+    assert (row["target"], row["run"], row["task"]) == (str(folder), f"two_model/best_first/{budget}", "tones")
+    assert row["fit"]["mean_a"]["value"] == pytest.approx(accepted.mean())
+
+
 def test_transfer_is_one_table(run: Run, tmp_path: Path) -> None:
     one, two = planted(tmp_path / "one.jsonl", 1, 0.8, 0), planted(tmp_path / "two.jsonl", -0.5, -0.8, 1)
     (tmp_path / "two.jsonl.run.json").write_text(json.dumps({"settings": {"target": "crossed"}}))

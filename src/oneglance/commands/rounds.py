@@ -51,7 +51,7 @@ def rounds(
     head: options.Head = None,
     drafter: options.Drafter = "block",
     tree: options.Tree = "best_first",
-    budget: options.Budget = options.BUDGET,
+    budget: options.Budget = 31,
     branch_k: options.BranchK = None,
     max_new_tokens: options.MaxNewTokens = options.MAX_NEW_TOKENS,
     temperature: options.Temperature = 0.0,
