@@ -281,4 +281,4 @@ def test_subsets_of_layers_are_checked(run: Run, tiny: tuple[object, ...]) -> No
         return result.error
 
     assert "such as '0;0,1'" in error("a")
-    assert "--subsets names 7" in error("0;7")
+    assert "not 7; choose among them in --subsets" in error("0;7")

@@ -142,7 +142,7 @@ def test_the_best_checkpoint_becomes_the_head(run: Run, recipe: Path, text_targe
     assert str(recipe.parent) not in card.split("## Training")[1].split("target:")[0]
     assert run(*words).code == 0
     assert "τ unknown: not measured" in (out / "head" / "README.md").read_text()
-    assert "is not what" in run(*words, "--scores", recipe).error
+    assert "is not a file of scores" in run(*words, "--scores", recipe).error
     assert "there is no folder" in run("push", tmp_path / "no", "a/b", "--licence", "mit", "--dry-run").error
 
 
