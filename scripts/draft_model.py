@@ -39,8 +39,11 @@ def shortened(target: Target, num_layers: int) -> PreTrainedModel:
     text.layers = torch.nn.ModuleList(text.layers[index] for index in kept)
     for place, layer in enumerate(text.layers):
         layer.self_attn.layer_idx = place
-    model.config.get_text_config().num_hidden_layers = len(kept)
-    text.config.num_hidden_layers = len(kept)
+    for config in (model.config.get_text_config(), text.config):
+        types = getattr(config, "layer_types", None)
+        if types is not None and len(types) > last:  # the two may be one object, which is changed once
+            config.layer_types = [types[index] for index in kept]
+        config.num_hidden_layers = len(kept)
     return model
 
 
@@ -49,7 +52,7 @@ def loss_of(small: Target, row: Trace) -> torch.Tensor:
     whole = small.extend(row.encode(small), row.answer_ids[:-1])
     hidden, _, _ = small.run_prefill(whole, hf.new_cache(small.model.config))
     logits = small.lm_head(hidden[0, -len(row.answer_ids) :])
-    return F.cross_entropy(logits.float(), torch.tensor(row.answer_ids))
+    return F.cross_entropy(logits.float(), torch.tensor(row.answer_ids, device=logits.device))
 
 
 def train(small: Target, rows: list[Trace], options: argparse.Namespace) -> float:
@@ -86,6 +89,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(options.seed)
     target = open_target(options.target, dtype="float32")
+    if target.fixed_layers:
+        parser.error(f"{options.target} has cross-attention layers, which this does not shorten; choose another target")
     if not 2 <= options.layers <= target.num_layers:
         parser.error(f"--layers must be from 2 to {target.num_layers}, got {options.layers}")
     model, begun = shortened(target, options.layers), time.perf_counter()

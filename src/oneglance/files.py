@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -89,14 +90,15 @@ def _check_depth(value: Any) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a file's text as a whole.
+    """Replace a file's text as a whole; of a link, the file that it leads to.
 
     Raises:
         OSError: it cannot be written.
     """
-    scratch = path.with_name(path.name + ".partial")
+    place = _real(path)
+    scratch = place.with_name(place.name + ".partial")
     scratch.write_text(text, encoding="utf-8")
-    scratch.replace(path)
+    scratch.replace(place)
 
 
 @contextlib.contextmanager
@@ -108,8 +110,8 @@ def sole_writer(path: Path) -> Iterator[None]:
     """
     from filelock import FileLock, Timeout
 
-    place = path.resolve()
-    lock = FileLock(place.with_name(f".{place.name}.lock"), blocking=False)
+    place = _real(path)
+    lock = FileLock(place.parent / f".{place.name}.lock", blocking=False)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
@@ -123,6 +125,11 @@ def sole_writer(path: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):  # where an open file cannot be removed, its release does it
             Path(lock.lock_file).unlink()  # still held: who opened it meanwhile finds it gone, and makes a new one
         lock.release()
+
+
+def _real(path: Path) -> Path:
+    """Where links lead; unlike ``Path.resolve``, a loop of them is left for who opens it to report."""
+    return Path(os.path.realpath(path))
 
 
 def spliced(page: str, name: str, text: str) -> str:

@@ -182,6 +182,10 @@ def test_hub_id_that_cannot_be_had(run: Run, monkeypatch: pytest.MonkeyPatch) ->
     assert "owner/name is no folder here and cannot be downloaded (no network)" in run("inspect", "owner/name").error
 
 
+def test_home_of_nobody(run: Run) -> None:
+    assert "there is no ~nobody-of-this-name/x; give a folder" in run("inspect", "~nobody-of-this-name/x").error
+
+
 # Broken heads ---------------------------------------------------------------------------------------------------------
 
 

@@ -205,6 +205,8 @@ def test_a_log_with_marginals_gets_its_width_on_the_page(law_log: Path) -> None:
         (("cost", "--systems", "conditioned:budget=15"), "--budgets instead of conditioned:budget=15"),
         (("compare", "Say it.", "--systems", "plain,ngram-ocr"), "is given the text of each page"),
         (("cost", "--sizes", "-1"), "--sizes must be at least 0"),
+        (("cost", "--sizes", "7,99999999"), "--sizes must be at least 0 and at most 4096"),
+        (("cost", "--budgets", "4097"), "--budgets must be at least 1 and at most 4096"),
         (("cost", "--sizes", ""), "--sizes names no packed pass"),
         (("bench", "--charge-tau", "tree"), "SYSTEM=TAU"),
         (("bench", "--systems", "warp"), "unknown system"),

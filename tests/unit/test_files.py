@@ -1,6 +1,7 @@
 """What strangers wrote: JSON and YAML are read in one room, and what is damaged there is one clear error."""
 
 import ast
+import contextlib
 import json
 import os
 import subprocess
@@ -17,7 +18,16 @@ from oneglance.bulk import Job
 from oneglance.cost import load_costs
 from oneglance.drafters.checkpoint import read_config
 from oneglance.errors import InputError
-from oneglance.files import MAX_DEPTH, append_lines, parse_json, parse_yaml, read_lines, read_object, sole_writer
+from oneglance.files import (
+    MAX_DEPTH,
+    append_lines,
+    parse_json,
+    parse_yaml,
+    read_lines,
+    read_object,
+    sole_writer,
+    write_atomically,
+)
 from oneglance.serve.settings import read_settings
 from oneglance.targets.grammar import _schema
 from oneglance.tasks.layouts import text
@@ -223,6 +233,34 @@ def test_one_process_at_a_time_writes_and_a_dead_one_bars_nobody(tmp_path: Path)
     with sole_writer(place), pytest.raises(InputError, match=AT_IT), sole_writer(same):
         raise AssertionError("it has two names")
     assert list(place.parent.iterdir()) == []
+
+
+def test_a_link_keeps_leading_to_the_file_that_a_resumed_run_rewrites(tmp_path: Path) -> None:
+    """Else another process would find the file by another name, with another lock."""
+    link, place = tmp_path / "link.jsonl", tmp_path / "elsewhere" / "out.jsonl"
+    place.parent.mkdir()
+    link.symlink_to(place)
+    kept = Journal(link, {})
+    kept.describe({}, {})
+    kept.append([{"task": "one", "prompt": "a"}, {"task": "one", "prompt": "b"}])
+    with sole_writer(link):
+        assert Journal(link, {}).take_back_last() == {("one", "a")}
+        with pytest.raises(InputError, match=AT_IT), sole_writer(place):
+            raise AssertionError("it has two names")
+    assert link.is_symlink()
+    assert read_lines(place) == [{"task": "one", "prompt": "a"}]
+
+
+def test_odd_places_are_locked_or_bad_input(tmp_path: Path) -> None:
+    """The root has no name of its own, and where a loop of links leads nobody knows."""
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with sole_writer(loop), pytest.raises(OSError, match="symbolic link"):
+        append_lines(loop, [{}])
+    write_atomically(tmp_path / "other", "text")
+    with contextlib.suppress(InputError), sole_writer(Path("/")):  # root alone may
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["loop", "other"]
 
 
 def test_a_place_for_no_lock_is_bad_input(tmp_path: Path) -> None:

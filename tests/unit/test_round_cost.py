@@ -2,7 +2,9 @@
 
 import pytest
 
-from oneglance.bench.cost import Cost, regress
+from oneglance.bench.cost import Cost, costs, regress
+from oneglance.bench.record import Record
+from oneglance.core import InputError
 
 CONSTANT_MS, PER_PASS_MS, PLAIN_MS = 24.8, 1.82, 24.8 / 1.03
 # Table 1: τ and ms/token of EAGLE3-VL, then of GLANCE, and the ratio of their rounds
@@ -43,3 +45,10 @@ def test_rounds_of_one_pass_cost_what_rounds_of_eight_do() -> None:
         ratios[task] = (tau * ms) / (own_tau * own_ms)
         assert ratios[task] == pytest.approx(printed, abs=5e-4)
     assert max(abs(r - 1) for r in ratios.values()) == pytest.approx(0.044, abs=5e-4)
+
+
+def test_answers_of_one_token_have_no_round_to_time() -> None:
+    """The first token is prefill's, and a target may end there."""
+    ended = [Record(system, "t", "p", (2,), (), 0.0, 1.0, True, 0.0) for system in ("plain", "tree")]
+    with pytest.raises(InputError, match="no prompt had a round; choose prompts with longer answers"):
+        costs(ended, {"tree": 7})

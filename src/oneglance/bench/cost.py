@@ -13,7 +13,7 @@ from oneglance.bench.cases import Case
 from oneglance.bench.first import FirstToken
 from oneglance.bench.record import Record
 from oneglance.bench.runner import no_collections, no_old_objects
-from oneglance.core import Generation, SamplingParams, TokenTree
+from oneglance.core import Generation, InputError, SamplingParams, TokenTree
 from oneglance.decoder import Decoder
 from oneglance.drafters.timing import MarginalDrafter, draft_costs, verify_costs
 from oneglance.stats.bootstrap import NAN
@@ -94,8 +94,14 @@ class Regression:
 
 
 def costs(records: Sequence[Record], budgets: dict[str, int]) -> list[Cost]:
-    """Parts of a round of every drafting system, from a run with a plain arm."""
+    """Parts of a round of every drafting system, from a run with a plain arm.
+
+    Raises:
+        InputError: every answer ended with its first token, which prefill gives.
+    """
     plain = [r for r in records if r.system == "plain"]
+    if not any(r.kept for r in plain):
+        raise InputError("no prompt had a round; choose prompts with longer answers")
     step = sum(r.decode_ms for r in plain) / sum(len(r.kept) for r in plain)
     found = []
     for system in dict.fromkeys(r.system for r in records if r.system != "plain"):
@@ -143,7 +149,7 @@ def efficiency(
 
     Args:
         decoder, drafter: the loop, and what drafts in it.
-        cases: the prompts.
+        cases: the prompts, one with a round at least.
         params: of the loop.
         nodes: of a tree.
         repeats: of each packed pass.
@@ -152,6 +158,8 @@ def efficiency(
     for case in cases:
         inputs = case.encode(decoder.target)
         before = _decoded(decoder, inputs, params)
+        if not before.rounds:
+            continue
         (verify,) = verify_costs(decoder.target, inputs, [nodes], repeats=repeats)
         draft = draft_costs(decoder.target, drafter, inputs)
         after = _decoded(decoder, inputs, params)

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from oneglance.commands import asking, measuring, opening, options, terminal
-from oneglance.core import InputError
+from oneglance.core import MAX_BUDGET, InputError
 
 Systems = Annotated[str, typer.Option(metavar="NAMES", help="Drafting systems, comma-separated; the first one leads.")]
 Budgets = Annotated[
@@ -112,7 +112,7 @@ def cost(
 
 
 def numbers(option: str, text: str, least: int) -> list[int]:
-    """Whole numbers of a comma-separated list.
+    """Numbers of nodes, comma-separated.
 
     Raises:
         InputError: it is none.
@@ -121,8 +121,8 @@ def numbers(option: str, text: str, least: int) -> list[int]:
         found = [int(part) for part in text.split(",") if part.strip()]
     except ValueError as error:
         raise InputError(f"{option} takes whole numbers such as 15,31,63, got {text!r}") from error
-    if any(number < least for number in found):
-        raise InputError(f"{option} must be at least {least}, got {text!r}")
+    if any(not least <= number <= MAX_BUDGET for number in found):
+        raise InputError(f"{option} must be at least {least} and at most {MAX_BUDGET}, got {text!r}")
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 import urllib.parse
@@ -115,7 +116,7 @@ def drafter_for(name: str) -> str | None:
 
     if name.startswith("builtin:"):
         return "block"
-    return drafter_of(read_config(name), tensor_names(Path(name).expanduser()))
+    return drafter_of(read_config(name), tensor_names(Path(os.path.expanduser(name))))
 
 
 def named(place: str) -> Any:
@@ -130,7 +131,7 @@ def read_config(name: str) -> Mapping[str, Any]:
     Raises:
         InputError: there is none, or it is no JSON object.
     """
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))  # pathlib's raises for an unknown user
     if path.is_dir():
         path = path / "config.json"
         if not path.is_file():
