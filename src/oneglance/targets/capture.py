@@ -25,16 +25,16 @@ def captured_features(points: Sequence[tuple[nn.Module, str]]) -> Iterator[list[
     """
     features: list[torch.Tensor] = [torch.empty(0)] * len(points)
     before: list[tuple[dict[str, Any], Any]] = []
-    for slot, (module, where) in enumerate(points):
-        own = vars(module)
-        before.append((own, own.get("forward")))  # accelerate puts one there
-        own["forward"] = (_input_kept if where == "input" else _output_kept)(module.forward, features, slot)
     try:
+        for slot, (module, where) in enumerate(points):
+            own = vars(module)
+            before.append((own, own.get("forward")))  # accelerate puts one there
+            own["forward"] = (_input_kept if where == "input" else _output_kept)(module.forward, features, slot)
         yield features
     finally:
         for own, forward in reversed(before):
             if forward is None:
-                del own["forward"]
+                own.pop("forward", None)
             else:
                 own["forward"] = forward
 
