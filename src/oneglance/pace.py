@@ -75,7 +75,7 @@ class Controller:
         self._rate = Fading(MEMORY)  # tokens, ms
         self._tau = Fading(RECENT, 2 * COLD_TAU, 2.0)  # tokens, drafted rounds
         self._nodes = Fading(RECENT, 2 * COLD_NODES, 2.0)
-        self._answers: deque[int] = deque()
+        self._answers: deque[int] = deque(maxlen=NUM_LENGTHS)
         self._lengths: Counter[int] = Counter()  # of those answers
         self._costs_at = cache(lambda bucket: self.costs.at(bucket * BUCKET))
         self._elapsed_ms = self._lost_ms = 0.0
@@ -176,13 +176,8 @@ class Controller:
 
     def finished(self, num_tokens: int) -> None:
         """An answer ended by itself, or at its cap, after that many tokens."""
-        if len(self._answers) == NUM_LENGTHS:
-            forgotten = self._answers.popleft()
-            self._lengths[forgotten] -= 1
-            if not self._lengths[forgotten]:
-                del self._lengths[forgotten]
         self._answers.append(num_tokens)
-        self._lengths[num_tokens] += 1
+        self._lengths = Counter(self._answers)
 
     def learned(self) -> dict[str, Any]:
         """What is kept beside the costs, by rule. Lengths and rates belong to a workload and are not."""
