@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.io import wavfile
 from torch import nn
 
-from oneglance.testing import FAMILIES, tiny_target
+from oneglance.testing import FAMILIES, save_target, tiny_target
 
 TONES = "tones"
 RATE_HZ, NUM_RECORDINGS, NUM_TONES = 16_000, 40, 3
@@ -41,18 +41,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.kind == TONES:
         record_tones(partial)
     else:
-        save_target(given.kind, partial, noise=given.noise or 0.0)
+        make_target(given.kind, partial, noise=given.noise or 0.0)
     partial.rename(given.out)
     print(given.out)
 
 
-def save_target(family: str, out: Path, *, noise: float) -> None:
+def make_target(family: str, out: Path, *, noise: float) -> None:
     """The tiny target of a family, always of the same weights but for the noise."""
     target = tiny_target(family)
     if noise:
         move(target.model, noise)
-    target.model.save_pretrained(out)
-    target.processor.save_pretrained(out)
+    save_target(target, out)
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ __all__ = [
     "failing_drafter",
     "lucky_drafter",
     "random_tree",
+    "save_target",
     "tiny_head",
     "tiny_head_config",
     "tiny_target",
@@ -63,6 +65,12 @@ def tiny_target(
             parameter.data.fill_(1.0)  # mllama's gates start shut: vision would not act at all
     model.generation_config.eos_token_id = [config.get_text_config().eos_token_id]
     return cls(model, processor, name=f"tiny:{model_type}")
+
+
+def save_target(target: Target, folder: Path) -> None:
+    """An HF folder that ``open_target`` opens."""
+    target.model.save_pretrained(folder)
+    target.processor.save_pretrained(folder)
 
 
 def tiny_head_config(target: Target, *, num_layers: int = 2, kept: Sequence[int] | None = None) -> dict[str, Any]:

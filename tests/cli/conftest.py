@@ -15,7 +15,7 @@ from transformers.utils.logging import disable_progress_bar, enable_progress_bar
 from oneglance.cli import main
 from oneglance.drafters.checkpoint import save_checkpoint
 from oneglance.targets.base import Target
-from oneglance.testing import tiny_head, tiny_head_config, tiny_target
+from oneglance.testing import save_target, tiny_head, tiny_head_config, tiny_target
 
 ASSETS = Path(sys.modules["oneglance"].__file__ or "").parent / "assets"
 PAGE = str(ASSETS / "demo_page.png")
@@ -66,8 +66,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 def saved(target: Target, folder: Path) -> Path:
     """A target as a folder that transformers writes."""
-    target.model.save_pretrained(folder)
-    target.processor.save_pretrained(folder)
+    save_target(target, folder)
     return folder
 
 

@@ -9,7 +9,7 @@ from scipy.io import wavfile
 
 from cli.conftest import Run
 from helpers import noise
-from oneglance.testing import tiny_target
+from oneglance.testing import save_target, tiny_target
 
 NGRAM = ("--drafter", "ngram", "--max-new-tokens", "12", "--dtype", "float32")
 
@@ -19,8 +19,7 @@ def speech(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A speech target, and two recordings and a file of prompts beside it."""
     folder = tmp_path_factory.mktemp("speech")
     target = tiny_target("whisper")
-    target.model.save_pretrained(folder / "target")
-    target.processor.save_pretrained(folder / "target")
+    save_target(target, folder / "target")
     for seed in (1, 2):
         wavfile.write(folder / f"{seed}.wav", 16_000, noise(seed))
     rows = [{"audio": "1.wav"}, {"audio": "2.wav", "prompt": "so", "task": "asr"}]

@@ -18,7 +18,7 @@ from oneglance.targets import family, hf, open_target
 from oneglance.targets.base import Target
 from oneglance.targets.causal_lm import CausalLM
 from oneglance.targets.probe import check_row_independence, row_dependence
-from oneglance.testing import QWEN_TEMPLATE, QWEN_TOKENS, byte_tokenizer, tiny_target
+from oneglance.testing import QWEN_TEMPLATE, QWEN_TOKENS, byte_tokenizer, save_target, tiny_target
 
 TINY = {
     "vocab_size": 272,
@@ -124,8 +124,7 @@ def test_a_damaged_target_is_never_filled_up_with_random_weights(
     damage: Callable[[Path], None], message: str, tmp_path: Path
 ) -> None:
     target = tiny_target("qwen3")
-    target.model.save_pretrained(tmp_path)
-    target.processor.save_pretrained(tmp_path)
+    save_target(target, tmp_path)
     assert open_target(str(tmp_path), probe=False).num_layers == 5
     damage(tmp_path / "model.safetensors")
     with pytest.raises(TargetError, match=message) as error:
@@ -135,8 +134,7 @@ def test_a_damaged_target_is_never_filled_up_with_random_weights(
 
 def test_a_target_too_large_for_its_device_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny_target("qwen3")
-    target.model.save_pretrained(tmp_path)
-    target.processor.save_pretrained(tmp_path)
+    save_target(target, tmp_path)
 
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB\nmore")
@@ -218,8 +216,7 @@ def test_weight_quantised_rows_stay_independent() -> None:
 
 def test_open_target_runs_the_probe(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     target = tiny_target("qwen3")
-    target.model.save_pretrained(tmp_path)
-    target.processor.save_pretrained(tmp_path)
+    save_target(target, tmp_path)
     forward = nn.Linear.forward
     monkeypatch.setattr(nn.Linear, "forward", lambda self, x: forward(self, x) * (1 + x.abs().amax()))
     with pytest.raises(TargetError, match="independent rows"):

@@ -22,7 +22,7 @@ from oneglance.reference import reference
 from oneglance.targets import open_target
 from oneglance.targets.base import Target
 from oneglance.targets.chat import encode
-from oneglance.testing import tiny_head, tiny_target
+from oneglance.testing import save_target, tiny_head, tiny_target
 from oneglance.tiny import NUM_BYTES, WHISPER_TOKENS
 
 IDS = {token: NUM_BYTES + i for i, token in enumerate(WHISPER_TOKENS)}
@@ -208,8 +208,7 @@ def bfloat16(inputs: Any) -> Any:
 def test_it_opens_from_a_folder_and_drafts_with_another(tmp_path: Any) -> None:
     for name, options in (("large", {}), ("small", {"seed": 3, "num_hidden_layers": 2})):
         made = tiny_target("whisper", **options)
-        made.model.save_pretrained(tmp_path / name)
-        made.processor.save_pretrained(tmp_path / name)
+        save_target(made, tmp_path / name)
     target = open_target(str(tmp_path / "large"))
     drafter = TwoModelDrafter.bind(str(tmp_path / "small"), TwoModelSettings(), target)
     assert drafter.model.num_layers == 2

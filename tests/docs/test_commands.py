@@ -11,7 +11,7 @@ from helpers import picture
 from oneglance.cli import main
 from oneglance.commands import doctor
 from oneglance.drafters.checkpoint import save_checkpoint
-from oneglance.testing import tiny_head, tiny_head_config, tiny_target
+from oneglance.testing import save_target, tiny_head, tiny_head_config, tiny_target
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", ROOT / "docs" / "quickstart.md")
@@ -51,8 +51,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a target, a head, pictures and questions."""
     folder = tmp_path_factory.mktemp("newcomer")
     target = tiny_target("qwen3_vl")
-    target.model.save_pretrained(folder / "target")
-    target.processor.save_pretrained(folder / "target")
+    save_target(target, folder / "target")
     save_checkpoint(tiny_head(target), folder / "head", tiny_head_config(target))
     (folder / "scans").mkdir()
     for index in range(3):

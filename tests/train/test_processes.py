@@ -18,7 +18,7 @@ from oneglance.core import InputError
 from oneglance.decoder import Decoder
 from oneglance.drafters.plain import NoDrafter
 from oneglance.targets.base import Target
-from oneglance.testing import tiny_target
+from oneglance.testing import save_target, tiny_target
 from oneglance.train.collect import Collection, LocalAnswerer
 from oneglance.train.memory import training_memory
 from oneglance.train.prompts import Prompt
@@ -61,8 +61,7 @@ def launch(*words: object) -> None:
 @pytest.mark.slow
 def test_two_processes_equal_one_with_twice_the_accumulation(tmp_path: Path) -> None:
     target = tiny_target("qwen3")
-    target.model.save_pretrained(tmp_path / "target")
-    target.processor.save_pretrained(tmp_path / "target")
+    save_target(target, tmp_path / "target")
     plan = {**PLAN, "target": str(tmp_path / "target"), "data": {"train": str(traces(target, tmp_path / "traces"))}}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(plan))
     words = (

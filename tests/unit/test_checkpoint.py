@@ -19,7 +19,7 @@ from oneglance.drafters import prepare
 from oneglance.drafters.checkpoint import HeadCheckpoint, check_fit, load_checkpoint, save_checkpoint
 from oneglance.drafters.head import BlockHead, HeadConfig
 from oneglance.targets.base import FEATURE_POINT, Target
-from oneglance.testing import tiny_head, tiny_head_config, tiny_target
+from oneglance.testing import save_target, tiny_head, tiny_head_config, tiny_target
 
 WEIGHTS = "model.safetensors"
 
@@ -365,8 +365,7 @@ def test_another_chat_template_is_noticed(target: Target) -> None:
 def test_the_fingerprint_does_not_depend_on_where_the_target_lies(target: Target, tmp_path: Path) -> None:
     from oneglance.targets import open_target
 
-    target.model.save_pretrained(tmp_path)
-    target.processor.save_pretrained(tmp_path)
+    save_target(target, tmp_path)
     again = open_target(str(tmp_path), probe=False)
     ours, theirs = target.fingerprint(), again.fingerprint()
     names = ("target", "target_revision")
@@ -379,8 +378,7 @@ def test_the_fingerprint_does_not_depend_on_how_the_target_is_run(family: str, t
     from oneglance.targets.outline import outline_target
 
     target = tiny_target(family)
-    target.model.save_pretrained(tmp_path)
-    target.processor.save_pretrained(tmp_path)
+    save_target(target, tmp_path)
     plain = open_target(str(tmp_path), probe=False).fingerprint()
     assert plain["target_weights_sha256"] is not None
     for dtype in ("bfloat16", "float64"):

@@ -8,7 +8,7 @@ import pytest
 
 import helpers
 from oneglance.targets import open_target
-from oneglance.testing import tiny_target
+from oneglance.testing import save_target, tiny_target
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +32,7 @@ def test_cross_attention_is_refused_before_training(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tiny_target("mllama")
-    target.model.save_pretrained(tmp_path)
-    target.processor.save_pretrained(tmp_path)
+    save_target(target, tmp_path)
     words = ["draft_model.py", str(tmp_path), "--layers", "2", "--traces", "none", "--out", str(tmp_path / "out")]
     monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit) as stop:
