@@ -56,11 +56,9 @@ class Traced(Decoder):
 
     def trace(self, inputs: Inputs, params: SamplingParams) -> tuple[Reference, Generation]:
         """Decode a prompt to its end."""
-        stream = self.stream_inputs(inputs, params)
-        for _ in stream:
-            pass
-        size = len(ids := stream.generation.token_ids)
-        return Reference(ids, torch.stack(self.rows[:size]).float(), self.gaps[:size]), stream.generation
+        done = self.stream_inputs(inputs, params).exhaust()
+        size = len(ids := done.token_ids)
+        return Reference(ids, torch.stack(self.rows[:size]).float(), self.gaps[:size]), done
 
     def feature_error(self, inputs: Inputs, token_ids: Sequence[int]) -> float:
         """How far what the drafter read is from one plain pass over prompt and answer, per row and relative to it.

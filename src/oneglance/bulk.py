@@ -291,10 +291,9 @@ def _answer(decoder: Decoder, page: Page, params: SamplingParams) -> Row | Failu
     started = time.perf_counter()
     try:
         stream = decoder.stream_params(page.prompt, params, images=page.load(), system=page.system, audio=page.audio)
-        for _ in stream:
-            pass
+        done = stream.exhaust()
     except InputError as error:
         return Failure(page.id, str(error))
     except (RuntimeError, MemoryError) as error:  # the device has no room for this page: the next may be smaller
         return Failure(page.id, f"{type(error).__name__}: {error}")
-    return Row(page.id, page.prompt, stream.generation, time.perf_counter() - started)
+    return Row(page.id, page.prompt, done, time.perf_counter() - started)

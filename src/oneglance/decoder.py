@@ -129,7 +129,7 @@ class Decoder:
         Raises:
             InputError: a bad prompt, image or parameter; the message names the fix.
         """
-        return _exhausted(self.stream(prompt, images=images, system=system, audio=audio, **sampling))
+        return self.stream(prompt, images=images, system=system, audio=audio, **sampling).exhaust()
 
     def stream(
         self,
@@ -176,7 +176,7 @@ class Decoder:
         if bool(inputs.pop("do_sample", is_drawn)) != is_drawn:
             raise InputError("do_sample and temperature contradict each other; temperature alone decides, 0 is greedy")
         wrapped = self.target.wrap(inputs)
-        generation = _exhausted(self.stream_inputs(wrapped, SamplingParams(**sampling)))
+        generation = self.stream_inputs(wrapped, SamplingParams(**sampling)).exhaust()
         ids: Tensor = inputs.get("input_ids", wrapped.tensors["input_ids"])
         return torch.cat([ids, torch.tensor([generation.token_ids], dtype=torch.long).to(ids)], dim=1)
 
@@ -237,12 +237,6 @@ class Decoder:
         if message not in self._said:
             self._said.add(message)
             warnings.warn(message, OneglanceWarning, stacklevel=2)
-
-
-def _exhausted(stream: Stream) -> Generation:
-    for _ in stream:
-        pass
-    return stream.generation
 
 
 def load(

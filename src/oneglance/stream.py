@@ -53,6 +53,12 @@ class Stream(Iterator[Step]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def exhaust(self) -> Generation:
+        """Decode to the end, and give the result."""
+        for _ in self._steps:
+            pass
+        return self.generation
+
     def close(self) -> None:
         """Stop after the round in progress."""
         close = getattr(self._steps, "close", None)

@@ -170,10 +170,7 @@ def efficiency(
 
 def _decoded(decoder: Decoder, inputs: Inputs, params: SamplingParams) -> Generation:
     with no_collections():
-        stream = decoder.stream_inputs(inputs, params)
-        for _ in stream:
-            pass
-    return stream.generation
+        return decoder.stream_inputs(inputs, params).exhaust()
 
 
 def bars(cost: Cost, *, pack_ms: float, efficiency: float | None, first: FirstToken) -> list[Bar]:

@@ -181,10 +181,8 @@ class Bench:
     def _decode(self, arm: Arm, inputs: Inputs) -> tuple[Generation, float | None]:
         """The generation, and what the vision encoder took."""
         with no_collections(), vision_clock(arm.decoder.target) as clock:
-            stream = arm.decoder.stream_inputs(inputs, self.params)
-            for _ in stream:
-                pass
-        return stream.generation, clock.ms if clock.num_calls else None
+            done = arm.decoder.stream_inputs(inputs, self.params).exhaust()
+        return done, clock.ms if clock.num_calls else None
 
     def _ask(self, system: str, case: Case, inputs: Inputs, truth: Reference, replicate: int) -> Record:
         """An answer from outside, or why there is none."""

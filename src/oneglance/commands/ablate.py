@@ -275,10 +275,7 @@ def _rounds(
             **{arm: Conditioned(shaped, reading) for arm, reading in readings.items()},
         }
         for arm, drafter in drafters.items():
-            stream = Decoder(decoder.target, drafter).stream_inputs(inputs, params)
-            for _ in stream:
-                pass
-            done = stream.generation
+            done = Decoder(decoder.target, drafter).stream_inputs(inputs, params).exhaust()
             if done.fell_back is not None:
                 raise InputError(f"drafting ended in arm {arm} of prompt {case.id}: {done.fell_back}")
             found.setdefault(tree, {})[arm] = [len(own.token_ids) for own in done.rounds]

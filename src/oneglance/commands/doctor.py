@@ -224,10 +224,7 @@ def shifted_tau(decoder: Decoder, trial: Trial, head: str, shift: int) -> float 
         drafter = BlockDrafter.bind(dataclasses.replace(checkpoint, config=config), decoder.target)
     except HeadError:
         return None
-    stream = Decoder(decoder.target, drafter).stream_inputs(trial.duel.inputs, trial.duel.params)
-    for _ in stream:
-        pass
-    return stream.generation.tau
+    return Decoder(decoder.target, drafter).stream_inputs(trial.duel.inputs, trial.duel.params).exhaust().tau
 
 
 # Output -------------------------------------------------------------------------------------------------------------

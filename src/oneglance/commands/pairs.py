@@ -105,10 +105,7 @@ class Duel:
         """Both arms once, one after the other; odd pairs begin with the drafted arm."""
         done: dict[int, Generation] = {}
         for arm in (PLAIN, DRAFTED) if index % 2 == 0 else (DRAFTED, PLAIN):
-            stream = self._stream(arm)
-            for _ in stream:
-                pass
-            done[arm] = stream.generation
+            done[arm] = self._stream(arm).exhaust()
         return done[PLAIN], done[DRAFTED]
 
     def compare(

@@ -114,10 +114,7 @@ def _both_arms(decoder: Any, case: Case, other: Case, max_new_tokens: int) -> li
 
     params = opening.sampling(max_new_tokens)
     inputs = case.encode(decoder.target)
-    stream = decoder.stream_inputs(inputs, params)
-    for _ in stream:
-        pass
-    done = stream.generation
+    done = decoder.stream_inputs(inputs, params).exhaust()
     if done.fell_back is not None:
         raise InputError(f"drafting ended on prompt {case.id}, and half an arm is no comparison: {done.fell_back}")
     rows = []

@@ -85,10 +85,7 @@ class Strip:
 def strip(decoder: Decoder, case: Case, *, max_new_tokens: int) -> Strip:
     """Decode a case and take its rounds apart."""
     inputs = case.encode(decoder.target)
-    stream = decoder.stream_inputs(inputs, SamplingParams(max_new_tokens, logprobs=0))
-    for _ in stream:
-        pass
-    done = stream.generation
+    done = decoder.stream_inputs(inputs, SamplingParams(max_new_tokens, logprobs=0)).exhaust()
     tokenizer = decoder.target.tokenizer
     tokens = [Token(_text(tokenizer, e.token_id), e.entropy_nats, math.exp(e.log_p)) for e in done.logprobs or []]
     pieces = [Piece(-1, tuple(tokens[:1]), 0, ())] if tokens else []

@@ -102,10 +102,7 @@ class LocalAnswerer:
         length, room = len(inputs.token_ids), self.decoder.target.context_length
         if length + 2 > room:
             return Skip(prompt.id, "context", f"{length} prompt tokens, the target's context is {room}")
-        stream = self.decoder.stream_inputs(inputs, self.params)
-        for _ in stream:
-            pass
-        return stream.generation.token_ids
+        return self.decoder.stream_inputs(inputs, self.params).exhaust().token_ids
 
 
 @dataclass(frozen=True, slots=True)

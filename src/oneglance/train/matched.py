@@ -100,10 +100,7 @@ def probe(
         turn = index % len(names)
         done: dict[str, Generation] = {}
         for name in names[turn:] + names[:turn]:
-            stream = decoders[name].stream_inputs(inputs, params)
-            for _ in stream:
-                pass
-            done[name] = stream.generation
+            done[name] = decoders[name].stream_inputs(inputs, params).exhaust()
         texts = {tuple(generation.token_ids) for generation in done.values()}
         yield Answered({name: done[name] for name in names}, len(texts) == 1)
 
