@@ -11,7 +11,6 @@ that was killed goes on with the arms that are missing.
 from __future__ import annotations
 
 import json
-import resource
 import shutil
 import time
 from collections.abc import Iterator
@@ -31,6 +30,7 @@ from oneglance.targets import open_target
 from oneglance.targets.base import Target
 from oneglance.train.evaluate import expected_accepted, heldout_accuracy, rounds_per_prompt
 from oneglance.train.features import MemoryStore
+from oneglance.train.memory import peak_bytes
 from oneglance.train.recipe import HeadRecipe, load_recipe
 from oneglance.train.trainer import HeadTrainer
 
@@ -102,7 +102,7 @@ def train_arm(
         "steps": trainer.num_steps if is_trained else 0,
         "loss": loss,
         "minutes": round(minutes, 2),
-        "peak_memory_gb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
+        "peak_memory_gb": round(peak_bytes(target.device) / 1e9, 2),
         "top1": accuracy.top1,
         "expected_accepted": expected_accepted(accuracy.top1),
         "kept": kept,

@@ -5,6 +5,7 @@ import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 
 import pytest
 import yaml
@@ -53,6 +54,8 @@ def test_a_run_leaves_a_head_and_a_log(run: Run, recipe: Path, text_target: Path
     assert head.card["training"]["step"] == 6
     log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     assert [row["step"] for row in log] == [2, 3, 4, 6]
+    assert result["samples_per_s"] == pytest.approx(median(row["samples_per_s"] for row in log), abs=0.01)
+    assert result["peak_memory_bytes"] > 1e8  # torch alone takes more
     assert [len(row.get("heldout_top1", [])) for row in log] == [0, 15, 0, 15]
     answer = run("generate", "x", "--target", text_target, "--head", result["head"], "--max-new-tokens", 4, "--json")
     assert answer.json["num_draft_passes"] > 0
@@ -104,6 +107,49 @@ def test_a_run_is_not_overwritten_nor_mixed(run: Run, recipe: Path, tmp_path: Pa
 def test_bad_input_is_one_line(run: Run, recipe: Path, tmp_path: Path, words: list[str], message: str) -> None:
     filled = [w.replace("RECIPE", str(recipe)).replace("${TRAIN}", str(recipe.parent / "train")) for w in words]
     assert message in run("train", *filled, "--out", tmp_path / "run").error
+
+
+def test_two_heads_that_learned_alike_are_compared_and_the_comparison_is_kept(
+    run: Run, recipe: Path, tmp_path: Path
+) -> None:
+    out, page = tmp_path / "pair", tmp_path / "page.md"
+    words = [
+        "train-matched",
+        recipe,
+        "--out",
+        out,
+        "--sizes",
+        "2,3",
+        "--depths",
+        "2",
+        "--max-new-tokens",
+        6,
+        "--layers",
+        "0,1,2",
+    ]
+    fewer = ["optimiser.max_steps=2", "schedule.evaluate_every=9", "schedule.tau_prompts=0"]
+    done = run(*words, *fewer, "--second", recipe.parent / "train", "--json")
+    assert done.code == 0, done.err
+    result = done.json
+    assert result == json.loads((out / "matched.json").read_text())
+    assert {name: head["steps"] for name, head in result["heads"].items()} == {"block": 2, "eagle3": 2}
+    arms = ["plain", "tree", "chain", "eagle3 chain 2"]
+    first = [score for score in result["probe"] if score["corpus"] == str(recipe.parent / "heldout")]
+    parts = [(None, 2), (None, 3), ("a", 2), ("b", 1)]
+    assert [(s["task"], s["n"], s["arm"]) for s in first] == [(*part, arm) for part in parts for arm in arms]
+    assert all(score["identical"] == score["n"] for score in result["probe"])
+    assert result["manifest"]["recipe"]["name"] == "tiny"
+    again = run(*words, *fewer, "--resume")
+    assert again.code == 0
+    assert "eagle3 chain 2" in again.out, "cut in two by a narrow column"
+    kept = json.loads((out / "matched.json").read_text())
+    assert kept["heads"]["block"] == {**result["heads"]["block"], "train_s": None}  # it was there already
+    without = [word for word in words if word not in ("--layers", "0,1,2")]
+    assert "--layers of train-matched" in run(*without[:3], tmp_path / "other", *without[4:], *fewer).error
+    page.write_text("<!-- matched: written by the command -->\n<!-- /matched -->\n")
+    assert run("report", out / "matched.json", "--out", page).code == 0
+    assert "| b | eagle3 chain 2 | 1 |" in page.read_text()
+    assert run("report", out / "matched.json", "--out", tmp_path / "page.html", "--strips", "none").code == 0
 
 
 def test_the_best_checkpoint_becomes_the_head(run: Run, recipe: Path, text_target: Path, tmp_path: Path) -> None:

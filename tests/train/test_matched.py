@@ -12,7 +12,7 @@ from oneglance.drafters.block import BlockDrafter
 from oneglance.drafters.eagle3 import Eagle3Drafter
 from oneglance.drafters.plain import NoDrafter
 from oneglance.testing import tiny_head, tiny_target
-from oneglance.train.matched import matched_recipe, probe, probe_sizes, scores
+from oneglance.train.matched import by_turns, matched_recipe, probe, probe_sizes, scores
 from oneglance.train.recipe import Data, HeadRecipe, load_recipe
 from oneglance.train.traces import Trace
 from oneglance.tree import chain
@@ -36,8 +36,9 @@ def test_only_head_and_objective_differ() -> None:
 
 def test_ratios_are_those_of_the_rounds() -> None:
     target = tiny_target("qwen3")
-    rows = [Trace(f"r{i}", "t", text, (), (1, 2)) for i, text in enumerate(("one", "two two", "three", "four"))]
+    rows = [Trace(f"r{i}", "ab"[i % 2], text, (), (1, 2)) for i, text in enumerate(("one", "two two", "three", "four"))]
     drafters = {
+        "plain": NoDrafter(),
         "tree": BlockDrafter(tiny_head(target), target, budget=200),
         "chain": BlockDrafter(tiny_head(target), target, policy=chain),
         "eagle3 chain 3": Eagle3Drafter(tiny_eagle3(target), target, num_passes=3, top_k=1),
@@ -52,15 +53,23 @@ def test_ratios_are_those_of_the_rounds() -> None:
         assert one.identical
         assert {g.num_tokens for g in one.done.values()} == {length}
     found = scores("corpus", answered, [2, 4])
-    assert [(s.arm, s.n) for s in found] == [(arm, n) for n in (2, 4) for arm in drafters]
+    parts = [(None, 2), (None, 4), ("a", 2), ("b", 2)]
+    assert [(s.arm, s.task, s.n) for s in found] == [(arm, *part) for part in parts for arm in drafters]
     for score in found:
-        part = [one.done[score.arm] for one in answered[: score.n]]
-        ours = [one.done["tree"] for one in answered[: score.n]]
+        chosen = [one for one in answered if score.task in (None, one.task)][: score.n]
+        part, ours, plainly = ([one.done[arm] for one in chosen] for arm in (score.arm, "tree", "plain"))
         num_rounds = sum(len(g.rounds) for g in part)
         tokens = sum(g.num_tokens - 1 for g in part)
         assert score.tau == pytest.approx(tokens / num_rounds)
         assert score.passes == pytest.approx(sum(r.num_draft_passes for g in part for r in g.rounds) / num_rounds)
         assert score.identical == score.n
+        if score.arm == "plain":
+            assert score.tau == 1.0
+            assert score.speedup is None
+        else:
+            assert score.speedup is not None
+            times = [sum(g.decode_ms for g in own) for own in (plainly, part)]
+            assert score.speedup.value == pytest.approx(times[0] / times[1])
         if score.arm == "tree":
             assert score.tau_ratio is None
             continue
@@ -70,6 +79,12 @@ def test_ratios_are_those_of_the_rounds() -> None:
         assert score.tau_ratio.low <= score.tau_ratio.value <= score.tau_ratio.high
         assert score.time_ratio.value == pytest.approx(sum(g.decode_ms for g in part) / sum(g.decode_ms for g in ours))
         assert 0 <= score.passes <= (1 if score.arm == "chain" else 3)
+
+
+def test_a_small_probe_has_prompts_of_each_task() -> None:
+    rows = [Trace(str(i), task, "p", (), (1, 2)) for i, task in enumerate("aaabbc")]
+    assert [row.task for row in by_turns(rows)] == list("abcaba")
+    assert {row.id for row in by_turns(rows)} == {row.id for row in rows}
 
 
 def test_probe_sizes() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,10 +16,10 @@ from oneglance.commands.train import Overrides, Recipe, Resume, follow, introduc
 from oneglance.core import InputError
 
 if TYPE_CHECKING:
-    from oneglance.targets.base import Target
     from oneglance.train.matched import Score
-    from oneglance.train.recipe import HeadRecipe
+    from oneglance.train.trainer import HeadTrainer
 
+RESULT = "matched.json"
 Out = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Both runs; default runs/ and the recipe's name.")]
 Layers = Annotated[
     str | None, typer.Option(metavar="N,N,…", help="EAGLE-3's kept layers; default its own rule, early, middle, late.")
@@ -50,13 +51,16 @@ def train_matched(
     """Train an EAGLE-3 head and the block head of RECIPE alike, then compare them on the held-out traces.
 
     Both start from scratch and see the same samples in the same order, batch and learning rate; head and objective
-    differ. The probe decodes greedily under every arm in turn: τ, time, and their ratios to the tree, with 95 %
-    bootstrap intervals over prompts. --resume goes on with whichever run was killed and skips what is done.
+    differ. The probe decodes greedily under every arm in turn, plain decoding among them: τ, time, and their ratios,
+    with 95 % bootstrap intervals over prompts, written to matched.json in the folder. --resume goes on with whichever
+    run was killed and skips what is done.
     """
+    from oneglance.bench.manifest import manifest
     from oneglance.targets import open_target
-    from oneglance.train.matched import arms, matched_recipe, probe, probe_sizes, scores
+    from oneglance.train.matched import arms, by_turns, matched_recipe, probe, probe_sizes, scores
     from oneglance.train.recipe import load_recipe
     from oneglance.train.traces import read_traces
+    from oneglance.train.trainer import HeadTrainer
 
     state = process_state(device)
     plan = load_recipe(recipe, overrides or [])
@@ -76,21 +80,28 @@ def train_matched(
     folder = out or Path("runs") / f"{plan.name}-matched"
     target = open_target(plan.target, dtype=plan.target_dtype, device=device or str(state.device))
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, quiet=json)
-    trained = {
-        name: train_one(own, target, folder / name, console, resume=resume)
-        for name, own in (("block", plan), ("eagle3", theirs))
-    }
+    pair = {"block": plan, "eagle3": theirs}
+    trainers = {name: HeadTrainer(own, target, folder / name) for name, own in pair.items()}  # both are checked first
+    heads = {name: train_one(trainer, console, resume=resume) for name, trainer in trainers.items()}
     drafters = arms(folder / "block" / "head", folder / "eagle3" / "head", target, budget=budget, depths=lengths)
     found: list[Score] = []
     for name, rows in corpora.items():
-        first = rows[: max(chosen[name])]
+        first = by_turns(rows)[: max(chosen[name])]
         done = probe(target, drafters, first, long_side=plan.image_long_side, max_new_tokens=max_new_tokens)
-        found += scores(name, list(done), chosen[name])
-    result = {"out": str(folder), "budget": budget, **trained, "probe": [score.as_dict() for score in found]}
+        with terminal.bar(show=not json, console=console) as bar:
+            answered = list(bar.track(done, total=len(first), description=f"probe {name}"))
+        found += scores(name, answered, chosen[name])
+    result = {
+        "out": str(folder),
+        "heads": heads,
+        "probe": [score.as_dict() for score in found],
+        "manifest": manifest(recipe=plan.model_dump(mode="json"), budget=budget, max_new_tokens=max_new_tokens),
+    }
+    opening.write_text(folder / RESULT, terminal.to_json(result) + "\n")
     if json:
         terminal.write_json(result)
     else:
-        show(terminal.console(), found)
+        show(terminal.console(), terminal.as_object(result))
 
 
 def numbers(option: str, text: str) -> list[int]:
@@ -108,38 +119,33 @@ def numbers(option: str, text: str) -> list[int]:
     return found
 
 
-def train_one(plan: HeadRecipe, target: Target, folder: Path, console: Console, *, resume: bool) -> dict[str, Any]:
-    """Train one of the two to its end; where it is there already, nothing."""
-    from oneglance.train.trainer import HeadTrainer
+def train_one(trainer: HeadTrainer, console: Console, *, resume: bool) -> dict[str, Any]:
+    """Train one of the two to its end; where it is there already, nothing.
 
-    trainer = HeadTrainer(plan, target, folder)
-    facts = {"head": str(folder / "head"), "parameters": trainer.num_parameters, "steps": trainer.num_steps}
+    Returns:
+        ``train_s`` is of this call, None where it took no step.
+    """
+    from oneglance.train.runlog import read_log
+
+    facts = {"head": str(trainer.out / "head"), "parameters": trainer.num_parameters, "steps": trainer.num_steps}
     introduce(trainer, console)
     started = time.perf_counter()
     reports = follow(trainer, console, resume=resume)
-    loss = reports[-1].loss if reports else None
-    return {**facts, "loss": loss, "train_s": time.perf_counter() - started}
+    train_s = time.perf_counter() - started if reports else None
+    return {**facts, "loss": read_log(trainer.out)[-1]["loss"], "train_s": train_s}
 
 
-def show(console: Console, found: list[Score]) -> None:
+def show(console: Console, result: Mapping[str, Any]) -> None:
     """A table a corpus."""
-    for corpus in dict.fromkeys(score.corpus for score in found):
-        table = Table(
-            "arm", "n", "τ", "passes", "ms/token", "tree's τ over it", "its time over the tree's", "identical",
-            title=terminal.visible(corpus), title_justify="left",
-        )  # fmt: skip
-        for score in (s for s in found if s.corpus == corpus):
-            ratios = [
-                f"{r.value:.2f} [{r.low:.2f}, {r.high:.2f}]" if r else "" for r in (score.tau_ratio, score.time_ratio)
-            ]
-            table.add_row(
-                score.arm,
-                str(score.n),
-                f"{score.tau:.2f}",
-                f"{score.passes:.1f}",
-                f"{score.ms_per_token:.2f}",
-                *ratios,
-                f"{score.identical}/{score.n}",
-            )
+    from oneglance.report.matched import matched_sections
+    from oneglance.report.tables import cell
+
+    for section in matched_sections(result):
+        table = Table(title=terminal.visible(section.name), title_justify="left")
+        for name, label in section.columns.items():
+            table.add_column(label, no_wrap=name in ("task", "arm"))
+        for row in section.rows:
+            table.add_row(*(cell(row[name], name) for name in section.columns))
         console.print(table)
-    console.print("τ: kept tokens a round, bonus included. passes: draft passes a round.")
+        for note in section.notes:
+            console.print(note)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Results = Annotated[
     list[Path] | None,
-    typer.Argument(metavar="[RESULT]...", help="What bench, sweep, cost or worth-it wrote with --out."),
+    typer.Argument(metavar="[RESULT]...", help="What bench, sweep, cost, worth-it or train-matched wrote."),
 ]
 Out = Annotated[
     Path,
@@ -53,7 +53,7 @@ Place = Annotated[
     typer.Option(
         metavar="NAME",
         help="md: write between <!-- NAME: written by the command --> and <!-- /NAME --> of a page that has them; "
-        "default by what is written: bench, sweep-budget and so on, cost, and report for logs.",
+        "default by what is written: bench, sweep-budget and so on, cost, matched, and report for logs.",
     ),
 ]
 WRITTEN = ": written by the command -->\n"  # a page with places of other names is somebody's, and not replaced
@@ -191,10 +191,14 @@ def _read(path: Path) -> dict[str, Any]:
         raise InputError(f"cannot read the result {path}: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError):
         pass
-    raise InputError(f"{path} is no result; bench, sweep, cost and worth-it write them with --out")
+    raise InputError(f"{path} is no result; bench, sweep, cost, worth-it and train-matched write them")
 
 
 def _is_result(data: dict[str, Any]) -> bool:
+    from oneglance.report.matched import is_matched
+
+    if is_matched(data):
+        return bool(data["probe"] and data["heads"] and data["manifest"])
     if "regression" in data:
         return bool(data["systems"] and data["verify"] and data["manifest"])
     from dataclasses import fields

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -49,6 +50,7 @@ def train(
     opening.set_threads(threads)
     state = process_state(device)
     from oneglance.targets import open_target
+    from oneglance.train.memory import size
     from oneglance.train.trainer import HeadTrainer
 
     folder = out or Path("runs") / plan.name
@@ -65,7 +67,9 @@ def train(
     if json:
         terminal.write_json(result)
     else:
-        print(terminal.visible(f"head after {trainer.num_steps} steps in {folder / 'head'}"))
+        rate = f"{result['samples_per_s']:.1f} samples/s, " if result["samples_per_s"] else ""
+        taken = f"{rate}{size(result['peak_memory_bytes'])} at the peak"
+        print(terminal.visible(f"head after {trainer.num_steps} steps in {folder / 'head'}; {taken}"))
 
 
 def process_state(device: str | None) -> Any:
@@ -149,10 +153,13 @@ def at_offsets(top1: list[float]) -> str:
 
 
 def outcome(trainer: HeadTrainer, reports: list[Progress]) -> dict[str, Any]:
-    """The JSON object of a run."""
+    """The JSON object of a run. Samples a second are the median over reports, which leave evaluation out."""
+    from oneglance.train.memory import peak_bytes
+
     heldout = [report for report in reports if report.heldout is not None]
     zero_shot = next((report for report in heldout if report.step == 0), None)
     last = heldout[-1] if heldout else None
+    rates = [report.samples_per_s for report in reports if report.step]
     return {
         "steps": trainer.num_steps,
         "loss": reports[-1].loss if reports else None,
@@ -160,6 +167,8 @@ def outcome(trainer: HeadTrainer, reports: list[Progress]) -> dict[str, Any]:
         "tau": last.tau if last else None,
         "zero_shot_tau": zero_shot.tau if zero_shot else None,
         "reinitialised": trainer.reinitialised,
+        "samples_per_s": median(rates) if rates else None,
+        "peak_memory_bytes": peak_bytes(trainer.target.device),
     }
 
 

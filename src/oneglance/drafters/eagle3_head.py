@@ -74,7 +74,8 @@ class Eagle3Config(EagleConfig):
         ids = self.target_layer_ids or aux_layers(num_layers)
         if len(set(ids)) < len(ids):
             raise HeadError(
-                f"EAGLE-3's rule for kept layers gives {list(ids)} of {num_layers}; name three different ones in "
+                f"EAGLE-3's rule for kept layers gives {list(ids)} of {num_layers}; name three different ones: "
+                "head.target_layer_ids of a recipe, --layers of train-matched, or a checkpoint's "
                 "eagle_config.eagle_aux_hidden_state_layer_ids"
             )
         return self.model_copy(

@@ -1,10 +1,11 @@
-"""What bench, sweep, worth-it and cost wrote, as sections of the page: rows, margins, curves, the cost of a round."""
+"""Results as sections of the page: rows, margins, curves, the cost of a round."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from oneglance.report.matched import is_matched, matched_sections
 from oneglance.report.section import Chart, Section
 from oneglance.report.svg import Bar, curves, forest, stacks
 from oneglance.report.tables import OUTSIDE, columns_of
@@ -48,6 +49,8 @@ def sections(result: Mapping[str, Any], name: str = "") -> list[Section]:
     before = f"{name}: " if name else ""
     if is_cost(result):
         return _cost_sections(result, before)
+    if is_matched(result):
+        return matched_sections(result, before)
     own, more, outside = split(result["rows"])
     heading = f"sweep of {result['axis']}" if "axis" in result else "systems"
     columns = _filled(columns_of(result), own)

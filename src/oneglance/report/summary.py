@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from oneglance.bench.metrics import geomean
+from oneglance.report.matched import is_matched, matched_sections
 from oneglance.report.results import COSTS, PASSES, Rows, is_cost, regression, split
-from oneglance.report.tables import cell, markdown
+from oneglance.report.tables import cell, document, markdown, with_bounds
 
 MAX_SYSTEMS = 4  # side by side in one table
 FACTS: dict[str, str] = {
@@ -23,6 +24,8 @@ FACTS: dict[str, str] = {
 
 def place_of(result: Mapping[str, Any]) -> str:
     """The name of the markers between which a result goes: bench, sweep-budget, cost, …"""
+    if is_matched(result):
+        return "matched"
     return "cost" if is_cost(result) else f"sweep-{result['axis']}" if "axis" in result else "bench"
 
 
@@ -107,7 +110,7 @@ def _margins(result: Mapping[str, Any]) -> str:
     columns = {"task": "task", **{name: f"over {label}" for name, label in labels.items()}}
     lines = []
     for task, found in _by(result["margins"], "task").items():
-        ratios = {m["other"]: _bounds(*(None if m[k] is None else 1 + m[k] for k in BOUNDS)) for m in found}
+        ratios = {m["other"]: with_bounds(*(None if m[k] is None else 1 + m[k] for k in BOUNDS)) for m in found}
         lines.append({"task": task, **ratios})
     return markdown(lines, columns)
 
@@ -193,18 +196,21 @@ def _cost(result: Mapping[str, Any]) -> list[str]:
     return [opening, markdown(result["systems"], COSTS), regression(result), alone, markdown(result["verify"], PASSES)]
 
 
-WRITERS: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {"bench": _bench, "sweep": _sweep, "cost": _cost}
+def _matched(result: Mapping[str, Any]) -> list[str]:
+    return [document(matched_sections(result), level=4)]
+
+
+WRITERS: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {
+    "bench": _bench,
+    "sweep": _sweep,
+    "cost": _cost,
+    "matched": _matched,
+}
 
 
 def speedup(row: Mapping[str, Any]) -> str:
     """A row's speedup with its interval."""
-    return _bounds(row["speedup"], row["ci_low"], row["ci_high"])
-
-
-def _bounds(value: float | None, low: float | None, high: float | None) -> str:
-    if value is None:
-        return cell(None)
-    return f"{value:.2f}" if low is None or high is None else f"{value:.2f} [{low:.2f}, {high:.2f}]"
+    return with_bounds(row["speedup"], row["ci_low"], row["ci_high"])
 
 
 def _plain(rows: Rows) -> Rows:

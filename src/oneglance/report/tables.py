@@ -74,6 +74,13 @@ def cell(value: Any, name: str = "") -> str:
     return f"{value:,}" if name == "num_parameters" else str(value)
 
 
+def with_bounds(value: float | None, low: float | None, high: float | None) -> str:
+    """A value and its interval, where it has one."""
+    if value is None:
+        return cell(None)
+    return f"{value:.2f}" if low is None or high is None else f"{value:.2f} [{low:.2f}, {high:.2f}]"
+
+
 def columns_of(result: Mapping[str, Any]) -> dict[str, str]:
     """Columns of a result's rows: what a sweep varies stands beside the system."""
     if "axis" not in result:

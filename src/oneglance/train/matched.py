@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from oneglance.core import Drafter, Generation, InputError, SamplingParams
 from oneglance.decoder import Decoder
 from oneglance.drafters import prepare
+from oneglance.drafters.plain import NoDrafter
 from oneglance.stats.bootstrap import Interval, Totals, resample_lift, resample_ratio
 from oneglance.targets.base import Target
 from oneglance.train.recipe import HeadRecipe, ObjectiveChoice, RevealChoice
@@ -21,6 +23,7 @@ from oneglance.tree import best_first, chain
 STEPS = 7  # of EAGLE-3's training-time test
 SIZES = (16, 32, 64, 128, 256)
 PROBE_TOKENS = 64
+PLAIN, TREE = "plain", "tree"
 
 
 def matched_recipe(
@@ -62,10 +65,11 @@ def matched_recipe(
 
 
 def arms(block: Path, eagle3: Path, target: Target, *, budget: int, depths: Sequence[int]) -> dict[str, Drafter]:
-    """Both heads as they are compared: ours as a tree and as a chain, EAGLE-3 as chains of several depths."""
+    """What is compared: plain decoding, our head as a tree and as a chain, EAGLE-3 as chains of several depths."""
     ours, theirs = prepare("block", str(block)), {d: prepare(f"eagle3:num_passes={d}", str(eagle3)) for d in depths}
     return {
-        "tree": ours(target, policy=best_first, budget=budget),
+        PLAIN: NoDrafter(),
+        TREE: ours(target, policy=best_first, budget=budget),
         "chain": ours(target, policy=chain, budget=budget),
         **{f"eagle3 chain {d}": bind(target, policy=chain, budget=budget) for d, bind in theirs.items()},
     }
@@ -76,12 +80,22 @@ class Answered:
     """One prompt under every arm.
 
     Attributes:
+        task: of the prompt.
         done: arm → generation.
         identical: all arms wrote the same tokens.
     """
 
+    task: str
     done: dict[str, Generation]
     identical: bool
+
+
+def by_turns(rows: Sequence[Trace]) -> list[Trace]:
+    """Rows of all tasks in turn, so that a small probe has some of each."""
+    tasks: dict[str, list[Trace]] = {}
+    for row in rows:
+        tasks.setdefault(row.task, []).append(row)
+    return [row for turn in zip_longest(*tasks.values()) for row in turn if row is not None]
 
 
 def probe(
@@ -102,23 +116,26 @@ def probe(
         for name in names[turn:] + names[:turn]:
             done[name] = decoders[name].stream_inputs(inputs, params).exhaust()
         texts = {tuple(generation.token_ids) for generation in done.values()}
-        yield Answered({name: done[name] for name in names}, len(texts) == 1)
+        yield Answered(row.task, {name: done[name] for name in names}, len(texts) == 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """An arm on the first n prompts of a corpus.
+    """An arm on the first n prompts of a corpus, or on all of a task.
 
     Attributes:
+        task: None for all tasks together.
         tau: kept tokens a round, bonus included, pooled over rounds.
         ms_per_token: decode time over the tokens after the first.
         passes: draft passes a round.
         tau_ratio: the tree's τ over this arm's, 95 % bootstrap over prompts; None for the tree itself.
-        time_ratio: this arm's decode time over the tree's.
+        time_ratio: this arm's decode time over the tree's; None for the tree itself.
+        speedup: plain decoding's time over this arm's; None for plain decoding itself.
         identical: prompts on which all arms wrote the same tokens.
     """
 
     corpus: str
+    task: str | None
     arm: str
     n: int
     tau: float
@@ -126,6 +143,7 @@ class Score:
     passes: float
     tau_ratio: Interval | None
     time_ratio: Interval | None
+    speedup: Interval | None
     identical: int
 
     def as_dict(self) -> dict[str, Any]:
@@ -133,7 +151,7 @@ class Score:
 
 
 def scores(corpus: str, answered: Sequence[Answered], sizes: Sequence[int]) -> list[Score]:
-    """Every arm at every probe size; prompts that ended with their first token belong to no round and are left out.
+    """Every arm at every probe size, then on each task; prompts of no round, ended by their first token, are left out.
 
     Raises:
         InputError: no prompt has a round.
@@ -141,29 +159,28 @@ def scores(corpus: str, answered: Sequence[Answered], sizes: Sequence[int]) -> l
     usable = [one for one in answered if all(g.rounds for g in one.done.values())]
     if not usable:
         raise InputError(f"no answer of {corpus} is longer than a token; nothing can be compared")
-    rows = []
-    for size in sizes:
-        part = usable[:size]
-        ours = [one.done["tree"] for one in part]
-        for arm in part[0].done:
-            theirs = [one.done[arm] for one in part]
-            is_tree = arm == "tree"
-            rows.append(
-                Score(
-                    corpus=corpus,
-                    arm=arm,
-                    n=len(part),
-                    tau=_totals(theirs).mean,
-                    ms_per_token=sum(g.decode_ms for g in theirs) / sum(g.num_tokens - 1 for g in theirs),
-                    passes=sum(g.num_draft_passes for g in theirs) / sum(len(g.rounds) for g in theirs),
-                    tau_ratio=None if is_tree else _plus_one(resample_lift(_totals(ours), _totals(theirs))),
-                    time_ratio=None
-                    if is_tree
-                    else resample_ratio([g.decode_ms for g in theirs], [g.decode_ms for g in ours]),
-                    identical=sum(one.identical for one in part),
-                )
-            )
-    return rows
+    parts: list[tuple[str | None, list[Answered]]] = [(None, usable[:size]) for size in sizes]
+    tasks = dict.fromkeys(one.task for one in usable)
+    if len(tasks) > 1:
+        parts += [(task, [one for one in usable if one.task == task]) for task in tasks]
+    return [_score(corpus, task, arm, part) for task, part in parts for arm in part[0].done]
+
+
+def _score(corpus: str, task: str | None, arm: str, part: Sequence[Answered]) -> Score:
+    own, ours, plain = ([one.done[name] for one in part] for name in (arm, TREE, PLAIN))
+    return Score(
+        corpus=corpus,
+        task=task,
+        arm=arm,
+        n=len(part),
+        tau=_totals(own).mean,
+        ms_per_token=sum(g.decode_ms for g in own) / sum(g.num_tokens - 1 for g in own),
+        passes=sum(g.num_draft_passes for g in own) / sum(len(g.rounds) for g in own),
+        tau_ratio=None if arm == TREE else _plus_one(resample_lift(_totals(ours), _totals(own))),
+        time_ratio=None if arm == TREE else _times(own, ours),
+        speedup=None if arm == PLAIN else _times(plain, own),
+        identical=sum(one.identical for one in part),
+    )
 
 
 def probe_sizes(asked: Sequence[int] | None, available: int) -> list[int]:
@@ -183,6 +200,10 @@ def probe_sizes(asked: Sequence[int] | None, available: int) -> list[int]:
 def _totals(generations: Sequence[Generation]) -> Totals:
     kept = [sum(len(r.token_ids) for r in g.rounds) for g in generations]
     return Totals(np.array(kept, float), np.array([len(g.rounds) for g in generations], float))
+
+
+def _times(one: Sequence[Generation], other: Sequence[Generation]) -> Interval:
+    return resample_ratio([g.decode_ms for g in one], [g.decode_ms for g in other])
 
 
 def _plus_one(lift: Interval) -> Interval:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,10 +43,10 @@ class Memory:
 
     def line(self) -> str:
         """For a terminal."""
-        parts = ", ".join(f"{name} {_size(count)}" for name, count in self.parts.items())
+        parts = ", ".join(f"{name} {size(count)}" for name, count in self.parts.items())
         return (
-            f"memory: about {_size(self.needed)} besides the target's {_size(self.target)} ({parts}); "
-            f"{_size(self.available)} free"
+            f"memory: about {size(self.needed)} besides the target's {size(self.target)} ({parts}); "
+            f"{size(self.available)} free"
         )
 
     def advice(self) -> str | None:
@@ -116,6 +118,14 @@ def available_bytes(device: torch.device) -> int:
     return int(psutil.virtual_memory().available)
 
 
+def peak_bytes(device: torch.device) -> int:
+    """The most memory that this process has held so far: on the GPU where it works on one, else resident."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
 def _longest(recipe: HeadRecipe, target: Target, rows: Sequence[Trace]) -> tuple[int, int]:
     """Tokens of the longest sample, prompt and answer, and its anchors."""
     longest = sorted(rows, key=lambda row: -len(row.answer_ids))[:4]
@@ -124,5 +134,6 @@ def _longest(recipe: HeadRecipe, target: Target, rows: Sequence[Trace]) -> tuple
     return min(recipe.data.max_length, max(prompts) + answer), min(recipe.data.num_anchors, answer + WIDTH_STEP - 1)
 
 
-def _size(count: int) -> str:
+def size(count: int) -> str:
+    """Bytes, for people."""
     return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
