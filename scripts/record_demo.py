@@ -1,4 +1,4 @@
-"""Record ``oneglance demo`` for the README: docs/img/demo.svg and the text block between its markers.
+"""Record ``oneglance demo``: docs/img/demo.svg for the README, and the text block of docs/quickstart.md.
 
     .venv/bin/python scripts/record_demo.py
 
@@ -29,7 +29,7 @@ from oneglance.targets.chat import encode  # noqa: E402
 
 NUM_PAIRS, WIDTH = 15, 92
 COMMAND = f"oneglance demo --pairs {NUM_PAIRS}"
-SVG, README = ROOT / "docs" / "img" / "demo.svg", ROOT / "README.md"
+SVG, PAGE_OF_TEXT = ROOT / "docs" / "img" / "demo.svg", ROOT / "docs" / "quickstart.md"
 MARKERS = re.compile(r"(<!-- demo: begin[^\n]*-->\n).*?(<!-- demo: end -->)", re.DOTALL)
 # without the web font, so that the picture looks the same offline
 SVG_FORMAT = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
@@ -50,11 +50,11 @@ def main() -> None:
     text = "\n".join(line.rstrip() for line in console.export_text(clear=False).splitlines())
     SVG.parent.mkdir(parents=True, exist_ok=True)
     console.save_svg(str(SVG), title="oneglance demo", code_format=SVG_FORMAT, unique_id="demo")
-    readme = README.read_text(encoding="utf-8")
+    page_text = PAGE_OF_TEXT.read_text(encoding="utf-8")
     block = f"```text\n{text.strip()}\n```\n"
-    updated, num_blocks = MARKERS.subn(lambda match: match[1] + block + match[2], readme)
+    updated, num_blocks = MARKERS.subn(lambda match: match[1] + block + match[2], page_text)
     if num_blocks == 1:
-        README.write_text(updated, encoding="utf-8")
+        PAGE_OF_TEXT.write_text(updated, encoding="utf-8")
     print(text)
 
 

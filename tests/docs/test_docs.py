@@ -145,8 +145,8 @@ def test_python_takes_what_the_command_line_takes() -> None:
 
 
 def test_the_recorded_demo_is_what_the_program_gives() -> None:
-    """Tokens, rounds and τ of README's recording; times are those of one run."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    """Tokens, rounds and τ of the recording; times are those of one run."""
+    text = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^ (plain|oneglance) +(\d+ +\d+ +[\d.]+) ", text, re.MULTILINE))
     decoder = load(dtype="float32")
     for name, arm in (("plain", decoder.plain()), ("oneglance", decoder)):
