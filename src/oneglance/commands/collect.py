@@ -11,6 +11,7 @@ import typer
 from oneglance.commands import opening, options, terminal
 from oneglance.commands.audit import choose_tasks
 from oneglance.core import InputError
+from oneglance.files import check_free
 
 if TYPE_CHECKING:
     from oneglance.targets.base import Target
@@ -131,6 +132,8 @@ def collect(
         raise InputError(f"{out} is not empty; leave out --no-resume, or choose another --out")
     if url and runner != "auto":
         raise InputError(f"--runner is of passes in this process, and --url asks servers; drop --runner {runner}")
+    if not dry_run:
+        check_free(out)
     opening.set_threads(threads)
     if url:
         answerer = _from_servers(target, url, served_model, max_new_tokens, concurrency, check_prompts)

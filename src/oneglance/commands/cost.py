@@ -57,7 +57,7 @@ def cost(
     from oneglance.drafters.timing import MarginalDrafter, bush, verify_costs
 
     setup = measuring.Setup(target, head, budget, max_new_tokens, dtype, device, attention, threads, runner=runner)
-    setup.check()
+    setup.check(out)
     names = [name for name in opening.names_of(systems) if name != "plain"]
     if not names:
         raise InputError("cost needs a drafting system; name one with --systems")

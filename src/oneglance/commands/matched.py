@@ -13,6 +13,7 @@ from rich.table import Table
 from oneglance.commands import opening, options, terminal
 from oneglance.commands.train import Overrides, Recipe, Resume, follow, introduce, process_state
 from oneglance.core import InputError
+from oneglance.files import check_free
 
 if TYPE_CHECKING:
     from oneglance.targets.base import Target
@@ -67,19 +68,19 @@ def train_matched(
     theirs = matched_recipe(
         plan, layer_ids=tuple(numbers("--layers", layers)) if layers else None, draft_vocab_size=draft_vocab
     )
+    folder = out or Path("runs") / f"{plan.name}-matched"
+    recipes = {"block": plan, "eagle3": theirs}
+    for name in recipes if state.is_main_process else ():
+        check_free(folder / name)
     if plan.data.heldout is None:
         raise InputError(f"recipe {plan.name!r} has no data.heldout, which the probe decodes; collect some and name it")
     corpora = {str(plan.data.heldout): read_traces(plan.data.heldout).rows}
     corpora |= {str(second): read_traces(second).rows} if second else {}
     chosen = {name: probe_sizes(asked, len(rows)) for name, rows in corpora.items()}
     opening.set_threads(threads)
-    folder = out or Path("runs") / f"{plan.name}-matched"
     target = open_target(plan.target, dtype=plan.target_dtype, device=device or str(state.device))
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, quiet=json)
-    trained = {
-        name: train_one(own, target, folder / name, console, resume=resume)
-        for name, own in (("block", plan), ("eagle3", theirs))
-    }
+    trained = {name: train_one(own, target, folder / name, console, resume=resume) for name, own in recipes.items()}
     drafters = arms(folder / "block" / "head", folder / "eagle3" / "head", target, budget=budget, depths=lengths)
     found: list[Score] = []
     for name, rows in corpora.items():

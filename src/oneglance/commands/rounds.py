@@ -11,6 +11,7 @@ import typer
 
 from oneglance.commands import asking, opening, options, terminal
 from oneglance.core import InputError
+from oneglance.files import check_free
 
 if TYPE_CHECKING:
     from oneglance.bench.cases import Case
@@ -75,6 +76,7 @@ def rounds(
     margin = opening.gate(gate)
     opening.sampling(max_new_tokens, temperature=temperature, seed=seed or 0)
     cases = asking.choose_cases(tasks, prompts, limit, data)
+    check_free(out)
     decoder = opening.open_decoder(
         target,
         head,
