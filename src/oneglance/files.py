@@ -152,6 +152,50 @@ def _real(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
+class Unchanged:
+    """Files that a run goes on writing, and nothing else may touch: one that goes missing takes finished work with it,
+    and to write on in its place would hide that.
+
+    Args:
+        paths: as they are now; one that is not there yet may come.
+    """
+
+    def __init__(self, *paths: Path) -> None:
+        self._sizes = {path: _size(path) for path in paths}
+
+    def check(self) -> None:
+        """See that they are as this run left them.
+
+        Raises:
+            InputError: one was removed or changed.
+        """
+        for path, size in self._sizes.items():
+            if _size(path) != size:
+                raise InputError(
+                    f"{path} was removed or changed by something else while this ran; run the same command again, "
+                    "which does what is missing, or choose another --out"
+                )
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """Change them.
+
+        Raises:
+            InputError: as ``check``, before anything is written.
+        """
+        self.check()
+        yield
+        self._sizes = {path: _size(path) for path in self._sizes}
+
+
+def _size(path: Path) -> int | None:
+    """Bytes of a file; None where there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
 def spliced(page: str, name: str, text: str) -> str:
     """A Markdown page with the part between the markers of that name, lines of their own, replaced.
 

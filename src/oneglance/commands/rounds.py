@@ -154,6 +154,7 @@ def _record(
                 saliency=measure,
             )
             fell_back += done.generation.fell_back is not None
+            log.check()
             if done.marginals is not None:
                 save_marginals(out, case.task, case.id, done.marginals)
             log.append([asdict(row) for row in done.rows])
