@@ -256,12 +256,12 @@ def _from_servers(
 
 
 def _layout(target: Target, layers: str | None, long_side: int | None) -> Layout:
-    from oneglance.commands.matched import numbers
     from oneglance.train.caching import Layout
     from oneglance.train.initial import default_layers
     from oneglance.train.recipe import Data, HeadShape
 
-    chosen = tuple(numbers("--layers", layers)) if layers else default_layers(target, HeadShape().num_kept)
+    named = opening.numbers("--layers", layers, least=0) if layers else None
+    chosen = tuple(named or default_layers(target, HeadShape().num_kept))
     if max(chosen) >= target.num_layers or len(set(chosen)) < len(chosen):
         raise InputError(f"--layers takes different ones of 0 to {target.num_layers - 1}, got {layers}")
     return Layout(chosen, long_side, Data.model_fields["max_length"].default)

@@ -64,10 +64,10 @@ def train_matched(
     opening.check_tree(budget, None)
     if max_new_tokens < 2:
         raise InputError(f"a probe answer needs a round: give --max-new-tokens 2 or more, got {max_new_tokens}")
-    lengths, asked = numbers("--depths", depths), numbers("--sizes", sizes) if sizes else None
-    theirs = matched_recipe(
-        plan, layer_ids=tuple(numbers("--layers", layers)) if layers else None, draft_vocab_size=draft_vocab
-    )
+    lengths = opening.numbers("--depths", depths, least=1)
+    asked = opening.numbers("--sizes", sizes, least=1) if sizes else None
+    kept = tuple(opening.numbers("--layers", layers, least=0)) if layers else None
+    theirs = matched_recipe(plan, layer_ids=kept, draft_vocab_size=draft_vocab)
     folder = out or Path("runs") / f"{plan.name}-matched"
     recipes = {"block": plan, "eagle3": theirs}
     for name in recipes if state.is_main_process else ():
@@ -92,21 +92,6 @@ def train_matched(
         terminal.write_json(result)
     else:
         show(terminal.console(), found)
-
-
-def numbers(option: str, text: str) -> list[int]:
-    """Positive numbers, or 0 for a layer, comma-separated.
-
-    Raises:
-        InputError: something else.
-    """
-    try:
-        found = [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise InputError(f"{option} takes numbers such as 3,7, got {text!r}") from error
-    if min(found) < (0 if option == "--layers" else 1):
-        raise InputError(f"{option} takes numbers from 1 on, got {text!r}")
-    return found
 
 
 def train_one(plan: HeadRecipe, target: Target, folder: Path, console: Console, *, resume: bool) -> dict[str, Any]:
