@@ -14,6 +14,7 @@ from oneglance.commands import collect, opening, options, terminal
 from oneglance.commands.heads import show
 from oneglance.commands.train import follow, introduce, process_state
 from oneglance.core import OneglanceWarning
+from oneglance.files import check_free
 
 if TYPE_CHECKING:
     from oneglance.train.select import TaskScore
@@ -74,6 +75,9 @@ def fit_head(
         limit=limit,
         overrides=changes,
     )
+    if state.is_main_process:
+        for folder in fit.folders(out).values():
+            check_free(folder)
     opened = open_target(target, dtype=dtype, device=device or str(state.device))
     fit.check_target(opened)
     answerer = LocalAnswerer(Decoder(opened, NoDrafter()), max_new_tokens=max_new_tokens)
@@ -87,11 +91,11 @@ def fit_head(
         return
     for part in ("train", "heldout"):
         collect.follow(fit.collection(plan, part, answerer), answerer, show=not json)
-    trainer = HeadTrainer(plan.recipe, opened, out / "run")
+    trainer = HeadTrainer(plan.recipe, opened, fit.folders(out)["run"])
     introduce(trainer, console)
     follow(trainer, console, resume=True)
     before, after, step = _judge(trainer)
-    result = {"head": str(out / "run" / "head"), "step": step, "estimate": fit.as_dict(cost), **_figures(before, after)}
+    result = {"head": str(trainer.out / "head"), "step": step, "estimate": fit.as_dict(cost), **_figures(before, after)}
     if not json and after:
         show(Console(file=sys.stderr, highlight=False), after)
     _report(json, result, f"head of step {step} in {result['head']}: τ {_tau(after)}, before {_tau(before)}")

@@ -52,6 +52,24 @@ def names_of(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
+def numbers(option: str, text: str, *, least: int, most: int | None = None) -> list[int]:
+    """The whole numbers of a comma-separated list, one at least.
+
+    Raises:
+        InputError: something else, none, or one out of bounds.
+    """
+    try:
+        found = [int(part) for part in names_of(text)]
+    except ValueError:
+        found = []
+    if not found:
+        raise InputError(f"{option} takes numbers such as {max(3, least)},{max(7, least)}, got {text!r}")
+    if min(found) < least or (most is not None and max(found) > most):
+        bound = "" if most is None else f" and at most {most}"
+        raise InputError(f"{option} must be at least {least}{bound}, got {text!r}")
+    return found
+
+
 def note_foreign(target: str, images: Sequence[Image.Image] | None = None) -> None:
     """Say that the built-in model reads its own kind of page only, where images of another size are to be read.
 

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from oneglance.commands import opening, options, terminal
 from oneglance.commands.opening import open_decoder, sampling
 from oneglance.core import InputError
+from oneglance.files import check_free
 
 if TYPE_CHECKING:
     from oneglance.bulk import Failure, Job, Row
@@ -83,6 +84,7 @@ def run(
     if not pages:
         raise InputError("the inputs hold no pages")
     pages = [with_system(page, system) for page in pages]
+    check_free(out)
     opening.note_foreign(target)
     decoder = open_decoder(
         target,

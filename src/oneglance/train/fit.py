@@ -60,6 +60,11 @@ class Cost:
         )
 
 
+def folders(out: Path) -> dict[str, Path]:
+    """Where the traces of both parts and the training run go."""
+    return {"train": out / "traces-train", "heldout": out / "traces-heldout", "run": out / "run"}
+
+
 def make_plan(
     images: Path,
     out: Path,
@@ -79,8 +84,7 @@ def make_plan(
     if len(pictures) < 2:
         raise InputError(f"{images} holds {len(pictures)} different readable images; a head needs two at least")
     num_heldout = min(len(pictures) - 1, max(1, round(heldout_share * len(pictures))))
-    folders = {"train": out / "traces-train", "heldout": out / "traces-heldout"}
-    filled = [f"data.{key}={folder}" for key, folder in folders.items()]
+    filled = [f"data.{key}={folder}" for key, folder in folders(out).items() if key != "run"]
     recipe = load_recipe(RECIPE, [*filled, f"target={target}", *overrides])
     return Plan(
         train=_prompts(pictures[num_heldout:], questions),
