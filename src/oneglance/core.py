@@ -201,8 +201,8 @@ class Round:
         token_ids: tokens kept: accepted ones and the bonus, cut at EOS, stop string, cap and context limit.
         cut: why tokens were dropped or decoding ends here, else None.
         num_draft_passes: passes of the drafter, 1 for a block head, 0 when nothing was drafted.
-        t_draft_ms, t_verify_ms, t_commit_ms, t_host_ms: wall time of drafting (tree included), of verify, of commit,
-            and of the rest.
+        t_draft_ms, t_verify_ms, t_host_ms: wall time of drafting (tree included), of verify, and of the rest;
+            t_commit_ms: of the rest, the commit.
     """
 
     index: int
@@ -233,7 +233,7 @@ class Generation:
     """A finished generation.
 
     ``tau`` is kept tokens per round, bonus included (Eq. 1); the first token comes from prefill and belongs to no
-    round. ``decode_ms_per_token`` is the decode window, from the end of the target's prefill, over the tokens after
+    round. ``ms_per_token`` is the decode window, from the end of the target's prefill, over the tokens after
     the first one. ``seed`` is that of the draws, None for greedy text. ``num_reused`` prompt rows came from a
     prefix store.
     """
@@ -276,7 +276,7 @@ class Generation:
         return sum(r.num_draft_passes for r in self.rounds)
 
     @property
-    def decode_ms_per_token(self) -> float | None:
+    def ms_per_token(self) -> float | None:
         return self.decode_ms / (self.num_tokens - 1) if self.num_tokens > 1 else None
 
     def as_dict(self) -> dict[str, Any]:
@@ -292,7 +292,7 @@ class Generation:
             "num_draft_passes": self.num_draft_passes,
             "num_reused": self.num_reused,
             "prefill_ms": self.prefill_ms,
-            "decode_ms_per_token": self.decode_ms_per_token,
+            "ms_per_token": self.ms_per_token,
             "fell_back": self.fell_back,
             "seed": self.seed,
             "gate_rate": self.gate_rate,
