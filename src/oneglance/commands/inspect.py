@@ -134,9 +134,12 @@ def published_tensors(name: str, folder: Path) -> frozenset[str]:
     from huggingface_hub import constants, get_safetensors_metadata
     from huggingface_hub.errors import HfHubHTTPError, NotASafetensorsRepoError, OfflineModeIsEnabled
 
-    pickles = "its weights are pickles, which are never loaded; convert them to model.safetensors"
+    pickles = InputError(
+        f"{name} has one layer, as a draft head has, and its weights are pickles, which are never loaded; "
+        "convert them to model.safetensors"
+    )
     if any(folder.glob("*.bin")):
-        raise InputError(f"{name} has one layer, as a draft head has, and {pickles}")
+        raise pickles
     if os.path.isdir(os.path.expanduser(name)):
         return frozenset()
     try:
@@ -144,7 +147,7 @@ def published_tensors(name: str, folder: Path) -> frozenset[str]:
             raise OfflineModeIsEnabled(f"{constants.ENDPOINT} does not answer")
         return frozenset(get_safetensors_metadata(name).weight_map)
     except NotASafetensorsRepoError as error:
-        raise InputError(f"{name} has one layer, as a draft head has, and {pickles}") from error
+        raise pickles from error
     except (HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise InputError(
