@@ -17,6 +17,7 @@ from oneglance.core import AnyBudget, Drafter, InputError, OneglanceWarning
 
 if TYPE_CHECKING:
     from oneglance.audit import AuditReport, BindDrafter, Case
+    from oneglance.bench.cases import Case as Asked
     from oneglance.targets.base import Target
 
 Budgets = Annotated[
@@ -63,8 +64,8 @@ CompareHf = Annotated[bool, typer.Option("--hf/--no-hf", help="Also compare with
 
 
 def audit(
-    prompts: options.NumPrompts = 50,
-    tasks: options.SuiteTasks = "all",
+    prompts: options.AnyPrompts = "50",
+    tasks: options.Tasks = None,
     budget: Budgets = None,
     tree: Trees = None,
     hf: CompareHf = True,
@@ -124,7 +125,7 @@ def audit(
     opening.set_threads(threads)
     for size in sizes:
         opening.check_tree(size, branch_k)
-    names = _covered(choose_tasks(tasks), prompts)
+    asked = choose_prompts(prompts, tasks)
     bind = prepare(drafter, opening.head_name(target, head, drafter))
     arms = _arms(bind, tree or ["best_first"], sizes, branch_k)
     numbers = _numbers(sizes, is_needed=fixed_shape or matrix)
@@ -140,8 +141,7 @@ def audit(
             bind,
             drafter=drafter,
             baselines=baseline or (),
-            tasks=names,
-            prompts=prompts,
+            asked=asked,
             budget=numbers[0],
             branch_k=branch_k,
             max_new_tokens=max_new_tokens,
@@ -151,13 +151,10 @@ def audit(
         )
         raise typer.Exit(0 if is_sound else 1)
     opened = with_runner(open_in(dtype=dtype), runner)
-    reports = run(
-        opened, arms, held_out(opened, names, prompts), max_new_tokens=max_new_tokens, compare_hf=hf, params=params
-    )
-    report = _follow(reports, prompts, show=not json)
-    _tell(
-        report, json=json, dtype=dtype, attention=attention, target=target, passes=opened.passes.name, prompts=prompts
-    )
+    cases, passes = encoded(opened, asked), opened.passes.name
+    reports = run(opened, arms, cases, max_new_tokens=max_new_tokens, compare_hf=hf, params=params)
+    report = _follow(reports, len(asked), show=not json)
+    _tell(report, json=json, dtype=dtype, attention=attention, target=target, passes=passes, prompts=len(asked))
     if report.bugs or (fixed_shape and report.divergences):
         raise typer.Exit(1)
 
@@ -184,14 +181,6 @@ def _tell(report: AuditReport, *, json: bool, prompts: int, **settings: Any) -> 
         terminal.write_json({**report.as_dict(), **settings, "manifest": manifest(**settings, prompts=prompts)})
     else:
         _show(Console(highlight=False), report)
-
-
-def _covered(names: list[str], prompts: int) -> list[str]:
-    """The tasks, which take turns; what so few prompts leave out is said."""
-    if prompts < len(names):
-        covered, left = ", ".join(names[:prompts]), ", ".join(names[prompts:])
-        warnings.warn(f"--prompts {prompts} covers {covered} only, not {left}", OneglanceWarning, stacklevel=3)
-    return names
 
 
 def _numbers(sizes: list[AnyBudget], *, is_needed: bool) -> list[int]:
@@ -238,16 +227,40 @@ def choose_tasks(names: str) -> list[str]:
     return chosen
 
 
-def held_out(target: Target, tasks: list[str], count: int) -> Iterator[Case]:
-    """``count`` held-out prompts, a task after the other in turn."""
-    from oneglance.audit import Case
-    from oneglance.targets.chat import encode
-    from oneglance.tasks.synthetic import examples
+def choose_prompts(prompts: str, tasks: str | None) -> list[Asked]:
+    """So many held-out prompts of tasks, which take turns, or the prompts of a file.
 
-    for index in range(count):
-        start, place = divmod(index, len(tasks))
-        (example,) = examples(tasks[place], split="eval", limit=1, start=start)
-        yield Case(example.id, example.task, encode(target, example.prompt, images=[example.image]))
+    Raises:
+        InputError: no such number, file or task, or tasks beside a file, which names its own.
+
+    Warns:
+        OneglanceWarning: the number leaves some of the tasks out.
+    """
+    from oneglance.bench.cases import from_file, in_turn
+
+    if not prompts.lstrip("-").isdecimal():
+        if tasks is not None:
+            raise InputError("give --tasks or a file of --prompts, not both")
+        return from_file(Path(prompts))
+    if (count := int(prompts)) < 1:
+        raise InputError(f"--prompts takes a number of at least 1, or a file, got {prompts}")
+    names = choose_tasks(tasks or "all")
+    if count < len(names):
+        covered, left = ", ".join(names[:count]), ", ".join(names[count:])
+        warnings.warn(f"--prompts {count} covers {covered} only, not {left}", OneglanceWarning, stacklevel=3)
+    return in_turn(names, count)
+
+
+def encoded(target: Target, asked: Sequence[Asked]) -> Iterator[Case]:
+    """The prompts as the target sees them, each when its turn comes.
+
+    Raises:
+        InputError: a prompt has an image, and the target takes none.
+    """
+    from oneglance.audit import Case
+
+    for case in asked:
+        yield Case(case.id, case.task, case.encode(target))
 
 
 def _follow(reports: Iterator[AuditReport], total: int, *, show: bool) -> AuditReport:
@@ -259,13 +272,14 @@ def _follow(reports: Iterator[AuditReport], total: int, *, show: bool) -> AuditR
 
 
 def _show(console: Console, report: AuditReport) -> None:
-    table = Table("", "identical", title="against the independent plain loop", title_justify="left")
-    rows: dict[str, Any] = {**report.per_task, **report.per_arm, "all": report.overall}
-    for name, tally in rows.items():
-        table.add_row(name, f"{tally.identical}/{tally.total}")
-    if report.hf.total:
-        table.add_row("transformers' generate", f"{report.hf.identical}/{report.hf.total}")
+    table = Table("outputs of", "", "identical", title="against the independent plain loop", title_justify="left")
+    for kind, tallies in (("task", report.per_task), ("tree/budget", report.per_arm), ("all", {"": report.overall})):
+        for name, tally in tallies.items():
+            table.add_row(kind, name, f"{tally.identical}/{tally.total}")
+        table.add_section()
     console.print(table)
+    if report.hf.total:
+        console.print(f"transformers' generate against the same loop: {report.hf.identical}/{report.hf.total} identical")
     console.print(
         f"{report.num_tokens} tokens compared; largest packed-versus-plain logit difference "
         f"{report.max_logit_perturbation:.2g}, smallest top-2 gap {report.min_gap:.2g}"

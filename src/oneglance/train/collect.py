@@ -19,7 +19,7 @@ from oneglance.files import append_lines, parse_json, read_lines, read_object, s
 from oneglance.images import MAX_ASPECT, image_sha256
 from oneglance.targets.base import Target
 from oneglance.targets.chat import encode
-from oneglance.train.prompts import Prompt
+from oneglance.train.prompts import Prompt, check_readable
 from oneglance.train.traces import (
     MANIFEST,
     ROWS,
@@ -250,6 +250,8 @@ class Collection:
                 yield one
 
     def _ask(self, prompt: Prompt) -> Asked | Skip:
+        if prompt.images:
+            check_readable(self.target, prompt.id)
         try:
             pictures = [open_source(source) for source in prompt.images]
         except ImageError as error:
