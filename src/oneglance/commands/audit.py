@@ -279,7 +279,8 @@ def _show(console: Console, report: AuditReport) -> None:
         table.add_section()
     console.print(table)
     if report.hf.total:
-        console.print(f"transformers' generate against the same loop: {report.hf.identical}/{report.hf.total} identical")
+        same = f"{report.hf.identical}/{report.hf.total}"
+        console.print(f"transformers' generate against the same loop: {same} identical")
     console.print(
         f"{report.num_tokens} tokens compared; largest packed-versus-plain logit difference "
         f"{report.max_logit_perturbation:.2g}, smallest top-2 gap {report.min_gap:.2g}"

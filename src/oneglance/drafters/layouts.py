@@ -33,6 +33,16 @@ TENSORS = {  # of heads whose config could be a model's, the more telling first
 }
 
 
+SPOKEN = {
+    "block": "a block head",
+    "eagle2": "an EAGLE-2 head",
+    "eagle3": "an EAGLE-3 head",
+    "medusa": "Medusa heads",
+    "vispec": "a ViSpec head",
+}
+RESCORER = "rescorer.json"  # beside a block head, or alone
+
+
 def drafter_of(config: Mapping[str, Any], tensors: Iterable[str] = ()) -> str | None:
     """The drafter that a checkpoint is a head for; None where it looks like no head.
 
