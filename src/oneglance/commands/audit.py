@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,13 +11,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from oneglance.commands import opening, options, terminal
-from oneglance.core import AnyBudget, Drafter, InputError, OneglanceWarning
+from oneglance.commands import asking, opening, options, terminal
+from oneglance.core import AnyBudget, Drafter, InputError
 
 if TYPE_CHECKING:
-    from oneglance.audit import AuditReport, BindDrafter, Case
-    from oneglance.bench.cases import Case as Asked
-    from oneglance.targets.base import Target
+    from oneglance.audit import AuditReport, BindDrafter
 
 Budgets = Annotated[
     list[str] | None,
@@ -125,7 +122,7 @@ def audit(
     opening.set_threads(threads)
     for size in sizes:
         opening.check_tree(size, branch_k)
-    asked = choose_prompts(prompts, tasks)
+    asked = asking.choose_prompts(prompts, tasks)
     bind = prepare(drafter, opening.head_name(target, head, drafter))
     arms = _arms(bind, tree or ["best_first"], sizes, branch_k)
     numbers = _numbers(sizes, is_needed=fixed_shape or matrix)
@@ -151,7 +148,7 @@ def audit(
         )
         raise typer.Exit(0 if is_sound else 1)
     opened = with_runner(open_in(dtype=dtype), runner)
-    cases, passes = encoded(opened, asked), opened.passes.name
+    cases, passes = asking.encoded(opened, asked), opened.passes.name
     reports = run(opened, arms, cases, max_new_tokens=max_new_tokens, compare_hf=hf, params=params)
     report = _follow(reports, len(asked), show=not json)
     _tell(report, json=json, dtype=dtype, attention=attention, target=target, passes=passes, prompts=len(asked))
@@ -210,57 +207,6 @@ def _check_matrix(
         raise InputError("--gate, --baseline and --out go with --matrix; add it, or drop them")
     if matrix and (tree or len(budget) > 1 or dtype != "float32"):
         raise InputError("--matrix runs chain and tree at one budget, in float32 and bfloat16; drop --tree and --dtype")
-
-
-def choose_tasks(names: str) -> list[str]:
-    """Task names of a comma-separated list, or all.
-
-    Raises:
-        InputError: there is no such task.
-    """
-    from oneglance.tasks.synthetic import TASKS
-
-    chosen = list(TASKS) if names == "all" else opening.names_of(names)
-    unknown = [name for name in chosen if name not in TASKS]
-    if unknown or not chosen:
-        raise InputError(f"unknown task {', '.join(unknown) or names!r}; choose from {', '.join(TASKS)} or all")
-    return chosen
-
-
-def choose_prompts(prompts: str, tasks: str | None) -> list[Asked]:
-    """So many held-out prompts of tasks, which take turns, or the prompts of a file.
-
-    Raises:
-        InputError: no such number, file or task, or tasks beside a file, which names its own.
-
-    Warns:
-        OneglanceWarning: the number leaves some of the tasks out.
-    """
-    from oneglance.bench.cases import from_file, in_turn
-
-    if not prompts.lstrip("-").isdecimal():
-        if tasks is not None:
-            raise InputError("give --tasks or a file of --prompts, not both")
-        return from_file(Path(prompts))
-    if (count := int(prompts)) < 1:
-        raise InputError(f"--prompts takes a number of at least 1, or a file, got {prompts}")
-    names = choose_tasks(tasks or "all")
-    if count < len(names):
-        covered, left = ", ".join(names[:count]), ", ".join(names[count:])
-        warnings.warn(f"--prompts {count} covers {covered} only, not {left}", OneglanceWarning, stacklevel=3)
-    return in_turn(names, count)
-
-
-def encoded(target: Target, asked: Sequence[Asked]) -> Iterator[Case]:
-    """The prompts as the target sees them, each when its turn comes.
-
-    Raises:
-        InputError: a prompt has an image, and the target takes none.
-    """
-    from oneglance.audit import Case
-
-    for case in asked:
-        yield Case(case.id, case.task, case.encode(target))
 
 
 def _follow(reports: Iterator[AuditReport], total: int, *, show: bool) -> AuditReport:

@@ -14,7 +14,7 @@ from oneglance.audit import BindDrafter
 from oneglance.bench.cases import Case as Asked
 from oneglance.bench.manifest import manifest
 from oneglance.commands import opening, terminal
-from oneglance.commands.audit import encoded
+from oneglance.commands.asking import encoded
 from oneglance.core import InputError
 from oneglance.drafters import installed, prepare
 from oneglance.files import spliced

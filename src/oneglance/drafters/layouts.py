@@ -37,7 +37,7 @@ SPOKEN = {
     "block": "a block head",
     "eagle2": "an EAGLE-2 head",
     "eagle3": "an EAGLE-3 head",
-    "medusa": "Medusa heads",
+    "medusa": "a Medusa head",
     "vispec": "a ViSpec head",
 }
 RESCORER = "rescorer.json"  # beside a block head, or alone
