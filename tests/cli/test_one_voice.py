@@ -50,7 +50,6 @@ DEFAULTS = {
     "--dtype": "what compares, times or studies decodes in float32, the rest in what is stored",
     "--budget": "31 where the paper's studies have it, else 63; none where an engine drafts a chain",
     "--tree": "a list where an audit takes several",
-    "--tasks": "None where --prompts may stand instead",
     "--limit": "as many as the command needs for its intervals, in minutes on a CPU",
     "--prompts": "an audit looks at more than a calibration",
     "--max-new-tokens": "a report's strips and a matched probe are short answers",

@@ -24,7 +24,7 @@ def texts(tmp_path: Path) -> Path:
 def test_a_text_target_is_audited(run: Run, text_target: Path, text_head: Path, texts: Path) -> None:
     pair = ("--target", text_target, "--head", text_head)
     report = run("audit", *pair, "--prompts", texts, *WORDS, "--json").json
-    assert (report["identical"], report["total"], report["prompts"]) == (2, 2, 2)
+    assert (report["identical"], report["total"], report["manifest"]["prompts"]) == (2, 2, 2)
     assert report["per_task"] == {task: {"identical": 1, "total": 1} for task in ("chat", "list")}
     assert report["hf_generate"] == {"identical": 2, "total": 2}
     lines = run("audit", *pair, "--prompts", texts, *WORDS).out.splitlines()

@@ -248,13 +248,15 @@ def shifted(decoder: Decoder, trial: Trial, head: str, shift: int) -> list[int] 
     from oneglance.core import HeadError
     from oneglance.decoder import Decoder
     from oneglance.drafters.block import BlockDrafter
-    from oneglance.drafters.checkpoint import load_checkpoint
+    from oneglance.drafters.checkpoint import load_checkpoint, read_config
+    from oneglance.drafters.rescorer import find_rescorer
 
-    checkpoint = load_checkpoint(head)
+    checkpoint, rescorer = load_checkpoint(head), find_rescorer("auto", read_config(head)[0])
     layers = tuple(i + shift for i in checkpoint.config.target_layer_ids)
     config = checkpoint.config.model_copy(update={"target_layer_ids": layers})
     try:
-        drafter = BlockDrafter.bind(dataclasses.replace(checkpoint, config=config), decoder.target)
+        moved = dataclasses.replace(checkpoint, config=config)
+        drafter = BlockDrafter.bind(moved, decoder.target, rescorer=rescorer)
     except HeadError:
         return None
     return kept_of([Decoder(decoder.target, drafter).stream_inputs(trial.duel.inputs, trial.duel.params).exhaust()])

@@ -82,7 +82,7 @@ def _first_rows(folder: Path | None, dtype: torch.dtype) -> dict[str, Tensor]:
                 for key in file.keys():  # noqa: SIM118
                     part = file.get_slice(key)
                     shape = part.get_shape()
-                    row = part[:1].to(dtype) if shape else torch.zeros((), dtype=dtype)
+                    row = part[:1].to(dtype, copy=True) if shape else torch.zeros((), dtype=dtype)
                     tensors[key] = row.expand(shape)
     except (SafetensorError, OSError):
         return {}
