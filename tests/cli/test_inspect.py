@@ -183,14 +183,14 @@ def test_other_heads_are_named_where_a_block_head_is_read(
     make, raw_of = OTHERS[drafter]
     save_checkpoint(make(target), tmp_path, raw_of(target))
     error = run("generate", "x", "--target", text_target, "--head", tmp_path).error
-    assert error.endswith(f"head, not a block head: use it with --drafter {drafter}")
+    assert error.endswith(f"not a block head: use it with --drafter {drafter}, in bench as {drafter}@FOLDER")
     if drafter != "eagle3":
         error = run("export", tmp_path, "--out", tmp_path / "out", "--format", "vllm").error
         assert "only block and EAGLE-3 heads have layouts of other programs" in error
         assert error.endswith(f"--drafter {drafter}")
     error = run("generate", "x", "--head", HEAD, "--drafter", drafter).error
     assert error.startswith(f"{HEAD} is a block head, not a")
-    assert error.endswith("use it with --drafter block")
+    assert error.endswith("use it with --drafter block, in bench as tree@FOLDER")
 
 
 def test_a_drafter_has_its_own_say_about_a_target(run: Run, text_target: Path, tmp_path: Path) -> None:

@@ -100,7 +100,10 @@ def refuse(kind: str | None, name: str, *, besides: str) -> None:
         HeadError: it is another drafter's; the message names that.
     """
     if kind not in (None, besides):
-        raise HeadError(f"{name} is {SPOKEN[kind]}, not {SPOKEN[besides]}: use it with --drafter {kind}")
+        system = "tree" if kind == "block" else kind
+        raise HeadError(
+            f"{name} is {SPOKEN[kind]}, not {SPOKEN[besides]}: use it with --drafter {kind}, in bench as {system}@FOLDER"
+        )
 
 
 def refuse_block(raw: dict[str, Any], name: str, *, read: str) -> None:

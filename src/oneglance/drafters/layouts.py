@@ -26,6 +26,7 @@ KEYS = {  # of other configs, the more telling first
     "target_layer_ids": "block",
 }
 TENSORS = {  # of heads whose config could be a model's, the more telling first
+    "hidden_norm.weight": "block",
     "imadpt.q": "vispec",
     "midlayer.self_attn.q_proj.weight": "eagle3",
     "0.0.linear.weight": "medusa",
