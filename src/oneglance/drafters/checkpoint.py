@@ -102,7 +102,8 @@ def refuse(kind: str | None, name: str, *, besides: str) -> None:
     if kind not in (None, besides):
         system = "tree" if kind == "block" else kind
         raise HeadError(
-            f"{name} is {SPOKEN[kind]}, not {SPOKEN[besides]}: use it with --drafter {kind}, in bench as {system}@FOLDER"
+            f"{name} is {SPOKEN[kind]}, not {SPOKEN[besides]}: use it with --drafter {kind}, in bench as "
+            f"{system}@FOLDER"
         )
 
 
