@@ -105,7 +105,7 @@ def test_nor_is_one_measured(run: Run, words: list[str]) -> None:
         (["tail", "x", "--resamples", "3"], "--resamples"),
         (["cost", "--repeats", "x"], "--repeats"),
         (["run", "x", "--dpi"], "--dpi"),
-        (["audit", "--prompts", "0"], "--prompts"),
+        (["audit", "--threads", "0"], "--threads"),
         (["probe", "image", "--nope"], "--nope"),
     ],
 )

@@ -1,5 +1,6 @@
 """docs/training.md: its ``sh`` blocks run, in order, on the built-in target; its recipe loads; its figures add up."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -40,8 +41,8 @@ def test_the_long_way_runs_as_it_stands(
 
 
 def test_a_target_with_random_weights_is_proved_exact(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Both Python blocks: the second makes the target, the first compares."""
-    compare, make = (code for language, code in BLOCKS if language == "python")
+    """The first two Python blocks: the second makes the target, the first compares."""
+    compare, make, _ = (code for language, code in BLOCKS if language == "python")
     monkeypatch.chdir(tmp_path)
     made: dict[str, Any] = {}
     exec(make, made)
@@ -53,6 +54,20 @@ def test_a_target_with_random_weights_is_proved_exact(monkeypatch: pytest.Monkey
     assert as_named in compare
     exec(compare.replace(as_named, '"tiny", "head"').replace("256", "24"), names)
     assert names["ours"].shape[1] > names["inputs"]["input_ids"].shape[1]
+
+
+def test_a_text_target_with_random_weights_is_proved_exact(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last Python block and the command below it, on two of its prompts."""
+    monkeypatch.chdir(tmp_path)
+    exec([code for language, code in BLOCKS if language == "python"][-1], {})
+    (line,) = [code for _, code in BLOCKS if code.startswith("oneglance audit --target tiny-text")]
+    file = next(word for word in shlex.split(line) if word.endswith(".jsonl"))
+    (tmp_path / "few.jsonl").write_text("".join((ROOT / file).read_text().splitlines(keepends=True)[:2]))
+    assert main([*shlex.split(line.replace(file, "few.jsonl"))[1:], "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["identical"], report["total"], report["hf_generate"]["identical"]) == (2, 2, 2)
 
 
 def test_every_recipe_has_a_line() -> None:

@@ -21,7 +21,7 @@ from oneglance.tasks.base import Example
 from oneglance.tasks.catalogue import OfficialTask, load_task
 from oneglance.tasks.grading import Grade
 from oneglance.tasks.layouts import Item
-from oneglance.train.prompts import Prompt, find_pictures, read_prompts
+from oneglance.train.prompts import Prompt, check_readable, find_pictures, read_prompts
 from oneglance.train.traces import open_source, shrink
 
 
@@ -57,9 +57,12 @@ class Case:
         """The prompt, as the target sees it; ``scale`` changes the images' resolution, up or down.
 
         Raises:
+            InputError: there are images, and the target takes none.
             ImageError: an image cannot be read.
         """
         pictures = [resize(image, scale) for image in self.images()]
+        if pictures:
+            check_readable(target, self.id)
         return encode(target, self.text, images=pictures, system=self.system, audio=self.audio)
 
 
@@ -74,6 +77,11 @@ def resize(image: Image.Image, scale: float) -> Image.Image:
 def suite(tasks: Sequence[str], limit: int) -> list[Case]:
     """``limit`` held-out pages of each task of the built-in suite."""
     return [_page(task, index) for task in tasks for index in range(limit)]
+
+
+def in_turn(tasks: Sequence[str], count: int) -> list[Case]:
+    """``count`` held-out pages of the built-in suite, a task after the other."""
+    return [_page(tasks[index % len(tasks)], index // len(tasks)) for index in range(count)]
 
 
 def from_file(path: Path, limit: int | None = None) -> list[Case]:

@@ -49,8 +49,9 @@ HEADS = {
 def inspect(names: Names, json: options.Json = False) -> None:
     """Show a target or a draft head, and whether two fit.
 
-    Of a target only the config and the processor are read, of a head everything, as before decoding. Exits with 1 if
-    the two cannot work together.
+    Of a target the config and the processor are read, and beside a head a row of each of its weights, where they are
+    here: the rows tell one fine-tune from another. Of a head everything is read. Exits with 1 if the two cannot work
+    together.
     """
     found = choose(names)
     head = target = fit = None
@@ -61,7 +62,7 @@ def inspect(names: Names, json: options.Json = False) -> None:
     if "target" in found:
         from oneglance.targets.outline import outline_target
 
-        target = outline_target(found["target"])
+        target = outline_target(found["target"], with_rows="head" in found)
     if head and target:
         fit = compatibility(head, target, drafter)
     report = {
@@ -311,6 +312,22 @@ def head_facts(head: Checkpoint[Any, Any], drafter: str) -> Facts:
     }
 
 
+def training_facts(card: Mapping[str, Any]) -> Facts:
+    """What a head's card says of its training, in short."""
+    from oneglance.train.card import Training
+
+    said = Training.of(card)
+    facts = {
+        "made_for": card.get("target"),
+        "training": said.amount,
+        "recipe": said.recipe,
+        "objective": said.objective,
+        "started_from": said.init or (said.steps and "scratch"),
+        "held-out top-1, offset 1": said.heldout_top1 and f"{said.heldout_top1:.3f}",
+    }
+    return {**{key: value for key, value in facts.items() if value}, "its whole card": "in --json"}
+
+
 def rescorer_facts(head: Checkpoint[Any, Any]) -> str:
     """The rescorer beside a head, in words."""
     from oneglance.drafters.checkpoint import read_config as folder_of
@@ -333,7 +350,13 @@ def compatibility(head: Checkpoint[Any, Any], target: Target, drafter: str = "bl
             named(HEADS[drafter][1])(fitted(head, target), target)
         except HeadError as error:
             return {"fits": False, "reason": str(error), "notes": []}
-    return {"fits": True, "reason": None, "notes": [str(warning.message) for warning in caught]}
+    notes = [str(warning.message) for warning in caught]
+    found = target.fingerprint()
+    if head.card.get("target_weights_sha256") and not (found["target_weights_sha256"] or found["quantisation"]):
+        notes.append(
+            "whether it was trained with another fine-tune was not compared: the target's weights are not here"
+        )
+    return {"fits": True, "reason": None, "notes": notes}
 
 
 # Text ---------------------------------------------------------------------------------------------------------------
@@ -354,8 +377,8 @@ def show(console: Console, report: Mapping[str, Any]) -> None:
     for kind in ("target", "head"):
         if report[kind]:
             facts = {key: value for key, value in report[kind].items() if value not in (None, {}, [])}
-            if facts.pop("card", None):
-                facts["training"] = "its card is in --json"
+            if card := facts.pop("card", None):
+                facts |= training_facts(card)
             console.print()
             console.print(section(kind, facts))
 

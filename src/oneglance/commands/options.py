@@ -172,11 +172,16 @@ Audio = Annotated[
         "--audio", metavar="FILE", help="A WAV file for a speech target; PROMPT is then what was said before."
     ),
 ]
-# --prompts counts prompts of the built-in suite where a command only measures, and names a file of them where it takes
-# other people's: a number is no such file, and a file no number, so that neither is ever taken for the other
-NumPrompts = Annotated[
-    int,
-    typer.Option("--prompts", metavar="N", min=1, help="Held-out prompts, spread evenly over the tasks."),
+# --prompts names a file of prompts; where a command proves something it may count held-out ones of the suite instead. A
+# number is no such file, and a file no number, so that neither is ever taken for the other
+AnyPrompts = Annotated[
+    str,
+    typer.Option(
+        "--prompts",
+        metavar="N|FILE",
+        rich_help_panel=DATA,
+        help="So many held-out prompts, the tasks in turn, or your own: JSONL as 'bench --prompts' takes it.",
+    ),
 ]
 Prompts = Annotated[
     Path | None,
@@ -186,11 +191,12 @@ Prompts = Annotated[
         help='JSONL: {"prompt", "image" or "images", "audio", "id", "task", "system"} a line; only prompt is required.',
     ),
 ]
-_TASKS = typer.Option(
-    "--tasks", metavar="NAMES", rich_help_panel=DATA, help="Tasks of the built-in suite, comma-separated, or all."
-)
-Tasks = Annotated[str | None, _TASKS]
-SuiteTasks = Annotated[str, _TASKS]  # of a command that takes nothing but the suite
+Tasks = Annotated[
+    str | None,
+    typer.Option(
+        "--tasks", metavar="NAMES", rich_help_panel=DATA, help="Tasks of the built-in suite, comma-separated, or all."
+    ),
+]
 LongSide = Annotated[
     int,
     typer.Option(metavar="PX", min=0, rich_help_panel=DATA, help="Scale images down to this long side; 0 leaves them."),

@@ -37,7 +37,7 @@ class Spread:
         return cls(statistics.median(values), min(values), max(values), len(values))
 
     def __str__(self) -> str:
-        return f"{self.median:.2f} ({self.low:.2f}–{self.high:.2f})"
+        return f"{self.median:.2f}" + (f" ({self.low:.2f}–{self.high:.2f})" if self.num > 1 else "")
 
     def as_dict(self) -> dict[str, float]:
         return {"median": self.median, "min": self.low, "max": self.high, "n": self.num}

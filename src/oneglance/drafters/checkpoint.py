@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from oneglance.core import HeadError, OneglanceWarning
 from oneglance.drafters.head import BlockHead, DraftConfig, HeadConfig
+from oneglance.drafters.layouts import RESCORER, SPOKEN, drafter_of
 from oneglance.files import parse_json, write_atomically
 
 if TYPE_CHECKING:
@@ -82,13 +83,38 @@ def load_checkpoint(name: str = "builtin:reader") -> HeadCheckpoint:
 
     Raises:
         HeadError: missing, unexpected, NaN or wrong-shape tensors, a pickle, a truncated file, a git-LFS pointer, a
-            quantised head, or a config that this head cannot compute.
+            quantised head, a config that this head cannot compute, or another drafter's head.
     """
     folder, raw = read_config(name)
+    refuse(drafter_of(raw, tensor_names(folder)), name, besides="block")
     config = HeadConfig.from_checkpoint(raw)
     tensors = read_tensors(folder)
     check_tensors(BlockHead, config, tensors)
     return HeadCheckpoint(name, config, raw, tensors)
+
+
+def refuse(kind: str | None, name: str, *, besides: str) -> None:
+    """Refuse a head of another kind than is read; where the kind is not known, its config and tensors judge.
+
+    Raises:
+        HeadError: it is another drafter's; the message names that.
+    """
+    if kind not in (None, besides):
+        system = "tree" if kind == "block" else kind
+        raise HeadError(
+            f"{name} is {SPOKEN[kind]}, not {SPOKEN[besides]}: use it with --drafter {kind}, in bench as "
+            f"{system}@FOLDER"
+        )
+
+
+def refuse_block(raw: dict[str, Any], name: str, *, read: str) -> None:
+    """Refuse a block head where another drafter's head is read.
+
+    Raises:
+        HeadError: it is one.
+    """
+    if drafter_of(raw) == "block":
+        refuse("block", name, besides=read)
 
 
 def read_config(name: str) -> tuple[Path, dict[str, Any]]:
@@ -213,6 +239,10 @@ def _download(name: str) -> Path:
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
+        if (folder / RESCORER).is_file():
+            raise HeadError(
+                f"{folder} is a rescorer, not a head: add --drafter block:rescorer={folder} to a block head"
+            )
         raise HeadError(f"{folder} has no config.json; it is not a head checkpoint")
     try:
         raw = parse_json(path.read_text(encoding="utf-8"))

@@ -18,7 +18,15 @@ from torch import Tensor, nn
 
 from oneglance.core import DEFAULT_BUDGET, EMPTY_TREE, BlockMarginals, Drafter, HeadError, InputError, TokenTree
 from oneglance.drafters.block import best_ranks
-from oneglance.drafters.checkpoint import Checkpoint, check_fit, check_tensors, fitted, read_config, read_tensors
+from oneglance.drafters.checkpoint import (
+    Checkpoint,
+    check_fit,
+    check_tensors,
+    fitted,
+    read_config,
+    read_tensors,
+    refuse_block,
+)
 from oneglance.drafters.head import DraftConfig, checked
 from oneglance.drafters.settings import NoSettings, read_settings
 from oneglance.targets.base import Target
@@ -213,6 +221,7 @@ def load_medusa(name: str) -> Checkpoint[MedusaConfig, MedusaHead]:
         HeadError: as for block heads.
     """
     folder, raw = read_config(name)
+    refuse_block(raw, name, read="medusa")
     tensors = read_tensors(folder, FILE if (folder / FILE).is_file() else None)
     config = MedusaConfig.from_checkpoint(raw, tensors)
     check_tensors(MedusaHead, config, tensors)

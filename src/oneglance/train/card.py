@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -12,6 +14,7 @@ from oneglance.drafters.checkpoint import HeadCheckpoint, load_checkpoint
 from oneglance.drafters.head import num_parameters
 from oneglance.files import parse_json, write_atomically
 
+T = TypeVar("T")
 FILES = ("config.json", "model.safetensors", "README.md")
 
 
@@ -59,6 +62,58 @@ def model_card(head: HeadCheckpoint, *, licence: str, tasks: list[dict[str, Any]
         f"```\noneglance generate PROMPT --image PAGE --target {target} --head THIS_REPOSITORY\n```",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What the card in a head's config says of its training; None where it says nothing.
+
+    Attributes:
+        steps: of the optimiser.
+        samples: answers seen, repeats included, by one process.
+        recipe, objective, init: names; ``init`` is what it started from.
+        heldout_top1: share of held-out tokens that offset 1 names first.
+    """
+
+    steps: int | None = None
+    samples: int | None = None
+    recipe: str | None = None
+    objective: str | None = None
+    init: str | None = None
+    heldout_top1: float | None = None
+
+    @classmethod
+    def of(cls, card: Mapping[str, Any]) -> Training:
+        """Read a card, which may be anybody's."""
+        training = _object(card.get("training"))
+        recipe = _object(training.get("recipe"))
+        optimiser, top1 = _object(recipe.get("optimiser")), training.get("heldout_top1")
+        steps = _as(training.get("step"), int)
+        batch, times = (_as(optimiser.get(key), int) for key in ("batch_size", "accumulate"))
+        return cls(
+            steps=steps,
+            samples=steps * batch * times if steps is not None and batch and times else None,
+            recipe=_as(recipe.get("name"), str),
+            objective=_as(_object(recipe.get("objective")).get("name"), str),
+            init=_as(recipe.get("init"), str),
+            heldout_top1=_as(top1[0], float) if isinstance(top1, list) and top1 else None,
+        )
+
+    @property
+    def amount(self) -> str | None:
+        """Steps and samples in words."""
+        if self.steps is None:
+            return None
+        seen = "" if self.samples is None else f", {self.samples:,} answers seen"
+        return f"{self.steps:,} steps{seen}"
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _as(value: Any, kind: type[T]) -> T | None:
+    return value if type(value) is kind else None
 
 
 def write_card(folder: Path, text: str) -> None:

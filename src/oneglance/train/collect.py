@@ -19,7 +19,7 @@ from oneglance.files import Unchanged, append_lines, parse_json, read_lines, rea
 from oneglance.images import MAX_ASPECT, image_sha256
 from oneglance.targets.base import Target
 from oneglance.targets.chat import encode
-from oneglance.train.prompts import Prompt
+from oneglance.train.prompts import Prompt, check_readable
 from oneglance.train.traces import (
     MANIFEST,
     ROWS,
@@ -253,6 +253,8 @@ class Collection:
                 yield one
 
     def _ask(self, prompt: Prompt) -> Asked | Skip:
+        if prompt.images:
+            check_readable(self.target, prompt.id)
         try:
             pictures = [open_source(source) for source in prompt.images]
         except ImageError as error:

@@ -7,12 +7,15 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oneglance.core import ImageError, InputError
 from oneglance.files import parse_json
 from oneglance.images import image_sha256, load_image
 from oneglance.tasks.synthetic import Split, draw
+
+if TYPE_CHECKING:
+    from oneglance.targets.base import Target
 
 KEYS = frozenset({"id", "task", "prompt", "image", "images", "system", "audio", "ocr"})
 SUFFIXES = frozenset(".png .jpg .jpeg .webp .gif .bmp .tif .tiff .avif".split())
@@ -100,6 +103,20 @@ def find_pictures(folder: Path) -> list[tuple[str, Path]]:
         except ImageError:
             continue
     return sorted(found.items())
+
+
+def check_readable(target: Target, name: str) -> None:
+    """Whether the target reads a prompt that has images.
+
+    Raises:
+        InputError: it reads none; the message says how it is asked.
+    """
+    if not target.takes_images:
+        kind, key = ("speech", "audio") if target.takes_audio else ("text-only", "prompt")
+        raise InputError(
+            f"{target.name} is a {kind} target and takes no images, and prompt {name} has one: give --prompts FILE, "
+            f'JSONL with an object {{"{key}": …}} a line'
+        )
 
 
 def check_unique(prompts: Iterable[Prompt]) -> list[Prompt]:
