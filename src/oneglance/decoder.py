@@ -28,11 +28,11 @@ from oneglance.drafters import prepare
 from oneglance.drafters.paced import at_budget, check_auto
 from oneglance.drafters.plain import NoDrafter
 from oneglance.drafters.pruned import Pruned
-from oneglance.drafters.settings import wants_block_head
+from oneglance.drafters.settings import head_for
 from oneglance.prefixes import PrefixStore
 from oneglance.runner import check_name, with_runner
 from oneglance.stream import Run, Step, Stream
-from oneglance.targets import locate, open_target
+from oneglance.targets import find, locate, open_target
 from oneglance.targets.base import Target
 from oneglance.targets.chat import Message, encode
 from oneglance.targets.grammar import grammar_mask
@@ -278,14 +278,13 @@ def load(
     """
     target, head = os.fspath(target), None if head is None else os.fspath(head)
     locate(target)
-    takes_own = wants_block_head(drafter)
-    if takes_own and head is None and not target.startswith("builtin:"):
-        raise InputError(f"target {target!r} needs a draft head: give head=…, or drafter='none' for plain decoding")
+    head = head_for(target, head, drafter, lambda name, value=None: f"{name}={'…' if value is None else repr(value)}")
+    find(target)
     check_name(runner)
     chosen = policy(tree)
     if budget == "auto":
         check_auto(chosen, fixed_shape=fixed_shape)
-    bind = prepare(drafter, head or (target if takes_own else None))
+    bind = prepare(drafter, head)
     opened = open_target(
         target,
         dtype=dtype,

@@ -179,7 +179,8 @@ def test_hub_id_that_cannot_be_had(run: Run, monkeypatch: pytest.MonkeyPatch) ->
         raise OSError("no network\nand more")
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", offline)
-    assert "owner/name is no folder here and cannot be downloaded (no network)" in run("inspect", "owner/name").error
+    said = "target or head 'owner/name' is no folder here and cannot be downloaded: no network; check the name"
+    assert said in run("inspect", "owner/name").error
 
 
 def test_home_of_nobody(run: Run) -> None:

@@ -67,6 +67,7 @@ def eval_head(
     from oneglance.train.select import as_table, evaluate_head
     from oneglance.train.traces import read_traces
 
+    opening.head_name(target, head, "block")
     opening.check_tree(budget, None)
     opening.set_threads(threads)
     found = read_traces(traces)

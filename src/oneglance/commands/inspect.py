@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import socket
-import threading
-import urllib.parse
-import urllib.request
 import warnings
 from collections.abc import Mapping
 from importlib import import_module
@@ -23,6 +18,7 @@ from rich.text import Text
 from oneglance.commands import options, terminal
 from oneglance.core import HeadError, InputError, OneglanceWarning
 from oneglance.files import parse_json
+from oneglance.hub import fetch_config, has_owner
 
 if TYPE_CHECKING:
     from oneglance.drafters.checkpoint import Checkpoint
@@ -139,10 +135,10 @@ def read_config(name: str) -> Mapping[str, Any]:
             raise InputError(f"{name} has no config.json{alone}; give the folder of a target or of a draft head")
     elif path.exists():
         raise InputError(f"{name} is a file; give the folder that holds config.json")
-    elif name.count("/") != 1 or name.startswith((".", "/", "~")):
+    elif not has_owner(name):
         raise InputError(f"there is no {name}; give a folder, a hub id (owner/name) or {options.BUILTIN}")
     else:
-        path = download_config(name)
+        path = fetch_config(name, "target or head")
     try:
         config = parse_json(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
@@ -157,43 +153,6 @@ def is_rescorer(folder: Path) -> bool:
     from oneglance.drafters.rescorer import CONFIG
 
     return (folder / CONFIG).is_file()
-
-
-def download_config(name: str) -> Path:
-    """``config.json`` of a hub id, from the cache where it is there.
-
-    Raises:
-        InputError: it cannot be had.
-    """
-    from huggingface_hub import constants, hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        with contextlib.suppress(LocalEntryNotFoundError):
-            return Path(hf_hub_download(name, "config.json", local_files_only=True))
-        if not constants.HF_HUB_OFFLINE and not is_reachable(constants.ENDPOINT):
-            raise LocalEntryNotFoundError(f"{constants.ENDPOINT} does not answer")
-        return Path(hf_hub_download(name, "config.json"))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise InputError(f"{name} is no folder here and cannot be downloaded ({reason}); check the name") from error
-
-
-def is_reachable(address: str, *, within_s: float = 2.0) -> bool:
-    """Whether a server takes connections; taken for granted behind a proxy. Else a download would retry for long."""
-    if urllib.request.getproxies():
-        return True
-    parts, answered = urllib.parse.urlsplit(address), threading.Event()
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-
-    def connect() -> None:
-        with contextlib.suppress(OSError), socket.create_connection((parts.hostname or "", port), timeout=within_s):
-            answered.set()
-
-    trial = threading.Thread(target=connect, daemon=True)  # looking a name up knows no timeout
-    trial.start()
-    trial.join(within_s)
-    return answered.is_set()
 
 
 def target_facts(target: Target) -> Facts:

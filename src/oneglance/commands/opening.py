@@ -30,7 +30,7 @@ def check_tree(budget: AnyBudget, branch_k: int | None) -> None:
     """
     from oneglance.drafters.settings import check_budget
 
-    check_budget(1 if budget == "auto" else budget, branch_k, written=lambda name: f"--{name.replace('_', '-')}")
+    check_budget(1 if budget == "auto" else budget, branch_k, written=as_option)
 
 
 def budget_of(value: str) -> AnyBudget:
@@ -186,23 +186,24 @@ def refuse_path(prompt: str) -> None:
         raise InputError(f"the prompt {prompt!r} is the path of a page; give it after --image, and a prompt besides")
 
 
+def as_option(name: str, value: str = "") -> str:
+    """How an argument is written on a command line."""
+    return f"--{name.replace('_', '-')} {value}".rstrip()
+
+
 def head_name(target: str, head: str | None, drafter: str) -> str | None:
     """The head to load: the one given, or the built-in target's own block head.
 
     Raises:
         InputError: there is no such target, or it is another one and has no head.
     """
-    from oneglance.drafters.settings import wants_block_head
-    from oneglance.targets import locate
+    from oneglance.drafters.settings import head_for
+    from oneglance.targets import find, locate
 
     locate(target)
-    takes_own = wants_block_head(drafter)
-    if takes_own and head is None and not target.startswith("builtin:"):
-        raise InputError(
-            f"target {target!r} needs a draft head: give --head, or --drafter none for plain decoding; oneglance heads "
-            "lists heads, oneglance fit-head makes one"
-        )
-    return head or (target if takes_own else None)
+    found = head_for(target, head, drafter, as_option)
+    find(target)
+    return found
 
 
 def set_threads(threads: int | None) -> None:

@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from oneglance.core import TargetError
-from oneglance.targets import family, locate
+from oneglance.targets import family, find
 from oneglance.targets.base import Target
 from oneglance.targets.hf import load_processor
 
@@ -23,7 +23,7 @@ def outline_target(name: str) -> Target:
     Raises:
         TargetError: there is none, or its family is not supported.
     """
-    folder = locate(name)
+    folder = find(name)
     try:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
         cls = family(config.model_type)
