@@ -7,6 +7,7 @@ import secrets
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import partial
 from typing import Any, TypedDict, Unpack
 
@@ -129,7 +130,8 @@ class Decoder:
         Raises:
             InputError: a bad prompt, image or parameter; the message names the fix.
         """
-        return self.stream(prompt, images=images, system=system, audio=audio, **sampling).exhaust()
+        params = _params("generate", sampling)
+        return self.stream_params(prompt, params, images=images, system=system, audio=audio).exhaust()
 
     def stream(
         self,
@@ -141,7 +143,7 @@ class Decoder:
         **sampling: Unpack[SamplingOptions],
     ) -> Stream:
         """As ``generate``, a round at a time."""
-        params = SamplingParams(**sampling)  # type: ignore[arg-type]
+        params = _params("stream", sampling)
         return self.stream_params(prompt, params, images=images, system=system, audio=audio)
 
     def stream_params(
@@ -237,6 +239,21 @@ class Decoder:
         if message not in self._said:
             self._said.add(message)
             warnings.warn(message, OneglanceWarning, stacklevel=2)
+
+
+def _params(function: str, sampling: SamplingOptions) -> SamplingParams:
+    """Sampling parameters from keyword arguments.
+
+    Raises:
+        InputError: a value that cannot be.
+        TypeError: an unknown name, as Python says it, and the one most like it.
+    """
+    for name in sampling.keys() - SamplingOptions.__annotations__.keys():
+        known = (*SamplingOptions.__annotations__, "images", "system", "audio")
+        near = get_close_matches(name, known, n=1)
+        advice = f"; did you mean {near[0]!r}?" if near else ""
+        raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{advice}")
+    return SamplingParams(**sampling)  # type: ignore[arg-type]
 
 
 def load(
