@@ -44,11 +44,16 @@ def test_head_alone(run: Run) -> None:
     assert head["card"]["target"] == "builtin:reader"
 
 
-def test_text_for_people(run: Run) -> None:
+def test_text_for_people(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
     result = run("inspect", HEAD)
     assert result.code == 0
-    for words in ("kept layers", "mask token id", "feature point", "rescorer", "card is in --json"):
+    for words in ("kept layers", "mask token id", "feature point", "rescorer", "; --json shows them"):
         assert words in result.out
+    facts = run("inspect", TARGET, "--json").json["target"]
+    shown = run("inspect", TARGET).out
+    for name in ("geometry_sha256", "chat_template_sha256"):
+        assert facts[name] in shown, "hashes stay whole"
     assert result.out.startswith("Name a target as well")  # the verdict comes first
     assert "\x1b" not in result.out
 

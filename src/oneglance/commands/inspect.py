@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from oneglance.commands import options, terminal
@@ -268,21 +267,20 @@ def show(console: Console, report: Mapping[str, Any]) -> None:
     for kind in ("target", "head"):
         if report[kind]:
             facts = {key: value for key, value in report[kind].items() if value not in (None, {}, [])}
-            if facts.pop("card", None):
-                facts["training"] = "its card is in --json"
+            if card := facts.pop("card", None):
+                facts["training_card"] = f"{terminal.counted(len(card), 'entry', 'entries')}; --json shows them"
             console.print()
-            console.print(section(kind, facts))
+            console.print(section(kind, facts), soft_wrap=True)
 
 
-def section(title: str, facts: Facts) -> Table:
-    """Facts as two columns."""
-    grid = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None, pad_edge=False)
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
+def section(title: str, facts: Facts) -> Text:
+    """Facts a line each, which only the terminal wraps: hashes stay whole, to copy and to find."""
+    width = max(map(len, facts))
+    lines = [Text(title, "bold")]
     for key, value in facts.items():
-        grid.add_row(Text(terminal.visible(key.replace("_", " "))), Text(terminal.visible(readable(value))))
-    grid.add_row("", "")
-    return grid
+        name = Text(terminal.visible(key.replace("_", " ")).ljust(width + 2), "dim")
+        lines.append(name + Text(terminal.visible(readable(value)), "not dim"))
+    return Text("\n").join(lines)
 
 
 def readable(value: object) -> str:
