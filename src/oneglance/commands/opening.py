@@ -69,6 +69,14 @@ def note_foreign(target: str, images: Sequence[Image.Image] | None = None) -> No
         warnings.warn(message, OneglanceWarning, stacklevel=2)
 
 
+def note_unasked(target: str, prompt: str, images: Sequence[Image.Image]) -> None:
+    """Say that the built-in model has nothing to answer where there is no page, or no question about it."""
+    missing = "a prompt" if images else "--image"
+    if target == options.BUILTIN and not (prompt and images):
+        message = f"{target} answers questions about a drawn page; without {missing} its answer means nothing"
+        warnings.warn(message, OneglanceWarning, stacklevel=2)
+
+
 def sampling(
     max_new_tokens: int,
     stop: Sequence[str] | None = None,
