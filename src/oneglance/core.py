@@ -228,6 +228,11 @@ class Round:
         return self.verdict.is_gated
 
 
+def by_length(counts: Counter[int]) -> list[int]:
+    """Counts of accepted lengths as JSON has them: of 0, of 1, … up to the longest."""
+    return [counts[length] for length in range(max(counts, default=-1) + 1)]
+
+
 @dataclass(frozen=True, slots=True)
 class Generation:
     """A finished generation.
@@ -262,9 +267,9 @@ class Generation:
         return sum(len(r.token_ids) for r in self.rounds) / len(self.rounds)
 
     @property
-    def acceptance_histogram(self) -> dict[int, int]:
-        """Accepted tokens that were kept → number of rounds; what a cut dropped counts here no more than in ``tau``."""
-        return dict(sorted(Counter(r.num_accepted for r in self.rounds).items()))
+    def acceptance_histogram(self) -> list[int]:
+        """Rounds with a tree that kept 0, 1, … accepted tokens; what a cut dropped counts no more than in ``tau``."""
+        return by_length(Counter(r.num_accepted for r in self.rounds if len(r.tree)))
 
     @property
     def gate_rate(self) -> float:

@@ -46,7 +46,8 @@ def test_head_alone(run: Run) -> None:
     assert head["card"]["target"] == "builtin:reader"
 
 
-def test_text_for_people(run: Run) -> None:
+def test_text_for_people(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
     result = run("inspect", HEAD)
     assert result.code == 0
     for words in (
@@ -59,6 +60,10 @@ def test_text_for_people(run: Run) -> None:
         "whole card",
     ):
         assert words in result.out
+    facts = run("inspect", TARGET, "--json").json["target"]
+    shown = run("inspect", TARGET).out
+    for name in ("geometry_sha256", "chat_template_sha256"):
+        assert facts[name] in shown, "hashes stay whole"
     assert result.out.startswith("Name a target as well")  # the verdict comes first
     assert "\x1b" not in result.out
 
@@ -189,7 +194,7 @@ def test_heads_on_the_hub_are_told_by_their_tensors(tmp_path: Path, monkeypatch:
         asked.append(name)
         return SimpleNamespace(weight_map={"fc.weight": "model.safetensors", "imadpt.q": "model.safetensors"})
 
-    monkeypatch.setattr(inspect, "is_reachable", lambda _: True)
+    monkeypatch.setattr(inspect, "answers", lambda: True)
     monkeypatch.setattr("huggingface_hub.get_safetensors_metadata", published)
     monkeypatch.setattr(
         "huggingface_hub.hf_hub_download", lambda name, file, **_: str(tmp_path / name.split("/")[1] / file)
@@ -215,7 +220,7 @@ def test_a_head_whose_weights_cannot_be_looked_at_is_no_target(
     def fail(_: str) -> None:
         raise failure
 
-    monkeypatch.setattr(inspect, "is_reachable", lambda _: True)
+    monkeypatch.setattr(inspect, "answers", lambda: True)
     monkeypatch.setattr("huggingface_hub.get_safetensors_metadata", fail)
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda name, file, **_: str(head / file))
     failure: Exception = NotASafetensorsRepoError("none")
@@ -295,7 +300,8 @@ def test_hub_id_that_cannot_be_had(run: Run, monkeypatch: pytest.MonkeyPatch) ->
         raise OSError("no network\nand more")
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", offline)
-    assert "owner/name is no folder here and cannot be downloaded (no network)" in run("inspect", "owner/name").error
+    said = "target or head 'owner/name' is no folder here and cannot be downloaded: no network; check the name"
+    assert said in run("inspect", "owner/name").error
 
 
 def test_home_of_nobody(run: Run) -> None:

@@ -192,7 +192,8 @@ def test_the_best_checkpoint_becomes_the_head(run: Run, recipe: Path, text_targe
     assert "there is no folder" in run("push", tmp_path / "no", "a/b", "--licence", "mit", "--dry-run").error
 
 
-def test_heads_are_listed_with_their_licence(run: Run) -> None:
+def test_heads_are_listed_with_their_licence(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
     rows = run("heads", "--json").json["heads"]
     assert {row["kind"] for row in rows} == {"block", "eagle2", "eagle3"}
     for row in rows:
@@ -202,7 +203,11 @@ def test_heads_are_listed_with_their_licence(run: Run) -> None:
         "Qwen/Qwen3-VL-8B-Instruct"
     }
     assert "no head is known for 'gpt-9'" in run("heads", "--target", "gpt-9").error
-    assert "unknown" in run("heads").out
+    shown = run("heads").out
+    assert "unknown" in shown
+    for row in rows:  # whole, on a narrow terminal and in a pipe, to copy and to find
+        assert row["target"] in shown
+        assert row["head"] in shown
 
 
 def test_export_says_how_to_start_the_engine(run: Run, tmp_path: Path) -> None:

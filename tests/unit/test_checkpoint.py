@@ -179,10 +179,11 @@ def test_wrong_tensors(folder: Path, edit: Callable[[dict[str, torch.Tensor]], o
 
 
 def assert_refused(folder: Path, message: str) -> None:
-    """By one line, and before the target is opened: that folder holds none."""
+    """By one line, and before the target is opened: that folder holds a config alone."""
     with pytest.raises(HeadError, match=message) as error:
         load_checkpoint(str(folder))
     assert "\n" not in str(error.value)
+    (folder.parent / "config.json").write_text("{}")
     with pytest.raises(HeadError, match=message):
         oneglance.load(str(folder.parent), str(folder))
 

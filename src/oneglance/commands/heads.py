@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from oneglance.commands import opening, options, terminal
 from oneglance.commands.train import SHOWN_OFFSETS, at_offsets
@@ -67,6 +68,7 @@ def eval_head(
     from oneglance.train.select import as_table, evaluate_head
     from oneglance.train.traces import read_traces
 
+    opening.head_name(target, head, "block")
     opening.check_tree(budget, None)
     opening.set_threads(threads)
     found = read_traces(traces)
@@ -119,7 +121,10 @@ def heads(target: ForTarget = None, json: options.Json = False) -> None:
     if json:
         terminal.write_json({"heads": [head.model_dump(mode="json") for head in found]})
         return
-    table = Table("target", "head", "kind", "licence", "τ", "note")
-    for head in found:
-        table.add_row(head.target, head.head, head.kind, head.licence, head.tau_text(), head.note)
-    terminal.console().print(table)
+    console = terminal.console()
+    for name in dict.fromkeys(head.target for head in found):
+        console.print(Text(name, "bold"), soft_wrap=True)  # ids stay whole, to copy and to find
+        for head in found:
+            if head.target == name:
+                facts = f"  {head.head} · {head.kind} · licence {head.licence} · τ {head.tau_text()}"
+                console.print(Text("\n    ".join(filter(None, (facts, head.note)))), soft_wrap=True)

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import socket
-import threading
-import urllib.parse
-import urllib.request
 import warnings
 from collections.abc import Mapping
 from importlib import import_module
@@ -17,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from oneglance.commands import options, terminal
 from oneglance.core import HeadError, InputError, OneglanceWarning
 from oneglance.files import parse_json
+from oneglance.hub import answers, fetch_config, has_owner
 
 if TYPE_CHECKING:
     from oneglance.drafters.checkpoint import Checkpoint
@@ -144,7 +139,7 @@ def published_tensors(name: str, folder: Path) -> frozenset[str]:
     if os.path.isdir(os.path.expanduser(name)):
         return frozenset()
     try:
-        if not constants.HF_HUB_OFFLINE and not is_reachable(constants.ENDPOINT):
+        if not constants.HF_HUB_OFFLINE and not answers():
             raise OfflineModeIsEnabled(f"{constants.ENDPOINT} does not answer")
         return frozenset(get_safetensors_metadata(name).weight_map)
     except NotASafetensorsRepoError as error:
@@ -176,10 +171,10 @@ def config_of(name: str) -> Path:
             raise InputError(f"{name} has no config.json{alone}; give the folder of a target or of a draft head")
     elif path.exists():
         raise InputError(f"{name} is a file; give the folder that holds config.json")
-    elif name.count("/") != 1 or name.startswith((".", "/", "~")):
+    elif not has_owner(name):
         raise InputError(f"there is no {name}; give a folder, a hub id (owner/name) or {options.BUILTIN}")
     else:
-        path = download_config(name)
+        path = fetch_config(name, "target or head")
     return path
 
 
@@ -203,43 +198,6 @@ def is_rescorer(folder: Path) -> bool:
     from oneglance.drafters.rescorer import CONFIG
 
     return (folder / CONFIG).is_file()
-
-
-def download_config(name: str) -> Path:
-    """``config.json`` of a hub id, from the cache where it is there.
-
-    Raises:
-        InputError: it cannot be had.
-    """
-    from huggingface_hub import constants, hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        with contextlib.suppress(LocalEntryNotFoundError):
-            return Path(hf_hub_download(name, "config.json", local_files_only=True))
-        if not constants.HF_HUB_OFFLINE and not is_reachable(constants.ENDPOINT):
-            raise LocalEntryNotFoundError(f"{constants.ENDPOINT} does not answer")
-        return Path(hf_hub_download(name, "config.json"))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise InputError(f"{name} is no folder here and cannot be downloaded ({reason}); check the name") from error
-
-
-def is_reachable(address: str, *, within_s: float = 2.0) -> bool:
-    """Whether a server takes connections; taken for granted behind a proxy. Else a download would retry for long."""
-    if urllib.request.getproxies():
-        return True
-    parts, answered = urllib.parse.urlsplit(address), threading.Event()
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-
-    def connect() -> None:
-        with contextlib.suppress(OSError), socket.create_connection((parts.hostname or "", port), timeout=within_s):
-            answered.set()
-
-    trial = threading.Thread(target=connect, daemon=True)  # looking a name up knows no timeout
-    trial.start()
-    trial.join(within_s)
-    return answered.is_set()
 
 
 def target_facts(target: Target) -> Facts:
@@ -380,18 +338,17 @@ def show(console: Console, report: Mapping[str, Any]) -> None:
             if card := facts.pop("card", None):
                 facts |= training_facts(card)
             console.print()
-            console.print(section(kind, facts))
+            console.print(section(kind, facts), soft_wrap=True)
 
 
-def section(title: str, facts: Facts) -> Table:
-    """Facts as two columns."""
-    grid = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None, pad_edge=False)
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
+def section(title: str, facts: Facts) -> Text:
+    """Facts a line each, which only the terminal wraps: hashes stay whole, to copy and to find."""
+    width = max(map(len, facts))
+    lines = [Text(title, "bold")]
     for key, value in facts.items():
-        grid.add_row(Text(terminal.visible(key.replace("_", " "))), Text(terminal.visible(readable(value))))
-    grid.add_row("", "")
-    return grid
+        name = Text(terminal.visible(key.replace("_", " ")).ljust(width + 2), "dim")
+        lines.append(name + Text(terminal.visible(readable(value)), "not dim"))
+    return Text("\n").join(lines)
 
 
 def readable(value: object) -> str:

@@ -163,16 +163,21 @@ def follow(stream: Stream, printer: StreamPrinter | None) -> bool:
     return is_whole
 
 
+def counted(count: int, noun: str, several: str | None = None) -> str:
+    """``1 round``, ``2 rounds``; ``several`` is a plural that takes more than an s."""
+    return f"{count} {noun if count == 1 else several or noun + 's'}"
+
+
 ENDINGS = {"stop": "complete", "length": "cut at the length limit", "cancelled": "interrupted"}
 
 
 def summary(generation: Generation) -> str:
     """The last line of ``oneglance generate``."""
     parts = [
-        f"{generation.num_tokens} tokens, {ENDINGS[generation.finish_reason]}",
-        f"{len(generation.rounds)} rounds",
+        f"{counted(generation.num_tokens, 'token')}, {ENDINGS[generation.finish_reason]}",
+        counted(len(generation.rounds), "round"),
         f"τ {_figure(generation.tau)}",
-        f"{generation.num_draft_passes} draft passes",
+        counted(generation.num_draft_passes, "draft pass", "draft passes"),
         f"{_figure(generation.ms_per_token)} ms/token",
         f"prefill {generation.prefill_ms:.0f} ms",
     ]

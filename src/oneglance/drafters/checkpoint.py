@@ -23,6 +23,7 @@ from oneglance.core import HeadError, OneglanceWarning
 from oneglance.drafters.head import BlockHead, DraftConfig, HeadConfig
 from oneglance.drafters.layouts import RESCORER, SPOKEN, drafter_of
 from oneglance.files import parse_json, write_atomically
+from oneglance.hub import fetch_folder, has_owner
 
 if TYPE_CHECKING:
     from oneglance.targets.base import Target
@@ -220,20 +221,9 @@ def _locate(name: str) -> Path:
         return path
     if os.path.exists(path):
         raise HeadError(f"{name} is a file; give the folder that holds config.json and model.safetensors")
-    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+    if not has_owner(name):
         raise HeadError(f"no head at {name}; give a folder, a hub id (owner/name) or builtin:reader")
-    return _download(name)
-
-
-def _download(name: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise HeadError(f"cannot download head {name!r}: {reason}") from error
+    return fetch_folder(name, "head", ["*.json", "*.safetensors"])
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

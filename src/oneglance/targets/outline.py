@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from oneglance.core import TargetError
-from oneglance.targets import family, locate
+from oneglance.targets import family, find
 from oneglance.targets.base import Target
 from oneglance.targets.hf import load_processor
 from oneglance.targets.identity import quantisation
@@ -32,7 +32,7 @@ def outline_target(name: str, *, with_rows: bool = False) -> Target:
     Raises:
         TargetError: there is none, or its family is not supported.
     """
-    folder = locate(name)
+    folder = find(name)
     try:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
         cls = family(config.model_type)

@@ -80,12 +80,12 @@ def make_plan(
     Raises:
         InputError: fewer than two different pictures, or a bad override.
     """
+    filled = [f"data.{key}={folder}" for key, folder in folders(out).items() if key != "run"]
+    recipe = load_recipe(RECIPE, [*filled, f"target={target}", *overrides])
     pictures = find_pictures(images)[:limit]
     if len(pictures) < 2:
         raise InputError(f"{images} holds {len(pictures)} different readable images; a head needs two at least")
     num_heldout = min(len(pictures) - 1, max(1, round(heldout_share * len(pictures))))
-    filled = [f"data.{key}={folder}" for key, folder in folders(out).items() if key != "run"]
-    recipe = load_recipe(RECIPE, [*filled, f"target={target}", *overrides])
     return Plan(
         train=_prompts(pictures[num_heldout:], questions),
         heldout=_prompts(pictures[:num_heldout], questions),

@@ -4,12 +4,13 @@ pictures."""
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from oneglance.core import ImageError, InputError
+from oneglance.core import ImageError, InputError, OneglanceWarning
 from oneglance.files import parse_json
 from oneglance.images import image_sha256, load_image
 from oneglance.tasks.synthetic import Split, draw
@@ -93,15 +94,21 @@ def read_questions(path: Path | None) -> tuple[str, ...]:
 
 
 def find_pictures(folder: Path) -> list[tuple[str, Path]]:
-    """(content hash, path) of each different readable picture, in order of the hash: a random but stable order."""
+    """(content hash, path) of each different readable picture, in order of the hash: a random but stable order.
+
+    Warns:
+        OneglanceWarning: some could not be read, or are PDFs.
+    """
     if not folder.is_dir():
         raise InputError(f"there is no folder {folder}; --images takes a folder of pictures")
     found: dict[str, Path] = {}
-    for path in sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES):
+    reasons = []
+    for path in sorted(p for p in folder.rglob("*") if p.suffix.lower() in {*SUFFIXES, ".pdf"}):
         try:
-            found.setdefault(image_sha256(load_image(str(path))), path.resolve())
-        except ImageError:
-            continue
+            found.setdefault(image_sha256(load_image(path)), path.resolve())
+        except ImageError as error:
+            reasons.append(str(error))
+    note_left_out(reasons)
     return sorted(found.items())
 
 
@@ -119,6 +126,13 @@ def check_readable(target: Target, name: str) -> None:
         )
 
 
+def note_left_out(reasons: Sequence[str]) -> None:
+    """Say what a folder has that could not be asked about, and why."""
+    if reasons:
+        more = f", and {len(reasons) - 1} more" if len(reasons) > 1 else ""
+        warnings.warn(f"left out: {reasons[0]}{more}", OneglanceWarning, stacklevel=3)
+
+
 def check_unique(prompts: Iterable[Prompt]) -> list[Prompt]:
     """The prompts, whose ids all differ.
 
@@ -133,6 +147,11 @@ def check_unique(prompts: Iterable[Prompt]) -> list[Prompt]:
     return list(seen.values())
 
 
+def line_of(path: Path, number: int) -> str:
+    """What messages call a line of a file."""
+    return f"{path}, line {number}"
+
+
 def prompt_of_line(line: str, path: Path, number: int, *, default: str | None = None) -> Prompt:
     """One line of such a file.
 
@@ -145,7 +164,7 @@ def prompt_of_line(line: str, path: Path, number: int, *, default: str | None = 
     Raises:
         InputError: the line is malformed.
     """
-    where = f"{path}, line {number}"
+    where = line_of(path, number)
     try:
         raw = parse_json(line)
     except ValueError as error:
