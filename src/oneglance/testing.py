@@ -39,9 +39,9 @@ __all__ = [
     "tiny_target",
 ]
 
-FAMILIES = ("qwen3_vl", "qwen2_5_vl", "mllama", "qwen3", "llama", "whisper")
-CHAT_FAMILIES = tuple(name for name in FAMILIES if name != "whisper")  # take messages
-VISION_FAMILIES = ("qwen3_vl", "qwen2_5_vl", "mllama")
+FAMILIES = tuple(BUILDERS)
+CHAT_FAMILIES = tuple(name for name in FAMILIES if not family(name).takes_audio)  # take messages
+VISION_FAMILIES = tuple(name for name in FAMILIES if family(name).takes_images)
 
 
 def tiny_target(
