@@ -5,11 +5,13 @@ from pathlib import Path
 import pytest
 
 from oneglance.bench.systems import prepare_systems
+from oneglance.commands.checks import check_drafter
 from oneglance.core import InputError
 from oneglance.decoder import Decoder
-from oneglance.drafters import installed, prepare
+from oneglance.drafters import DRAFTERS, installed, prepare, takes
 from oneglance.drafters.plain import NoDrafter
 from oneglance.testing import tiny_target
+from oneglance.tree import chain
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,7 +27,10 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name, value = (part.strip(' "') for part in line.split("="))
     assert '[project.entry-points."oneglance.drafters"]' in guide
     (tmp_path / "strict.py").write_text("def prepare(head, *, size=1):\n    raise AssertionError('never called')\n")
-    (info / "entry_points.txt").write_text(f"[oneglance.drafters]\n{name} = {value}\nstrict = strict:prepare\n")
+    (tmp_path / "silent.py").write_text("def prepare():\n    return lambda target, *, budget: None\n")
+    (info / "entry_points.txt").write_text(
+        f"[oneglance.drafters]\n{name} = {value}\nstrict = strict:prepare\nsilent = silent:prepare\n"
+    )
     monkeypatch.syspath_prepend(ROOT / "examples")
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -54,6 +59,13 @@ def test_it_is_a_system_of_bench() -> None:
         prepare_systems(["bigrams@somewhere"], None, budget=3)
 
 
+def test_a_line_in_the_registry_is_a_system_of_bench(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DRAFTERS, "silent", "silent:prepare")
+    prepare_systems(["silent"], None, budget=3)
+    with pytest.raises(InputError, match="unknown system 'block'"):  # it has systems of other names
+        prepare_systems(["block"], None, budget=3)
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -65,3 +77,18 @@ def test_it_is_a_system_of_bench() -> None:
 def test_a_setting_that_it_does_not_have(name: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         prepare(name, None)
+
+
+def test_what_it_does_not_take_is_refused_by_name() -> None:
+    assert takes("bigrams:length=4") == {"budget"}
+    check_drafter("bigrams", {"budget": "--budget"})
+    with pytest.raises(InputError, match=r"--drafter bigrams takes no --head and no --tree;"):
+        check_drafter("bigrams", {"head": "--head", "tree": "--tree", "budget": "--budget"})
+    with pytest.raises(InputError, match="'bigrams' has no weights; drop --head"):
+        prepare("bigrams", "somewhere")
+    target = tiny_target("qwen3")
+    for options, message in (({"policy": chain}, "no tree policy"), ({"branch_k": 4}, "no branch_k")):
+        for name in ("bigrams", "silent"):  # whether or not its factory says early what it binds
+            with pytest.raises(InputError, match=f"drafter '{name}' takes {message}"):
+                prepare(name, None)(target, budget=3, **options)
+    assert takes("silent") == {"policy", "budget", "branch_k"}

@@ -21,6 +21,7 @@ from oneglance.drafters.block import best_ranks
 from oneglance.drafters.checkpoint import Checkpoint, check_fit, check_tensors, fitted, read_config, read_tensors
 from oneglance.drafters.head import DraftConfig, checked
 from oneglance.drafters.settings import NoSettings, read_settings
+from oneglance.drafters.taken import binds
 from oneglance.targets.base import Target
 from oneglance.targets.state import TargetState
 from oneglance.tree import best_first, truncate
@@ -219,6 +220,7 @@ def load_medusa(name: str) -> Checkpoint[MedusaConfig, MedusaHead]:
     return Checkpoint(name, config, raw, tensors, MedusaHead)
 
 
+@binds(MedusaDrafter.bind)
 def prepare(head: str | None, **settings: Any) -> Callable[..., Drafter]:
     """Registry entry: loads the checkpoint now, binds it to a target later.
 

@@ -89,14 +89,3 @@ def check_budget(budget: Any, branch_k: Any = None, *, written: Callable[[str], 
             raise InputError(
                 f"{written(name)} is at most {highest}, got {value}; wider trees cost more than they bring"
             )
-
-
-def check_tree_options(drafter: str, budget: int, branch_k: int | None) -> None:
-    """Refuse what a baseline's trees cannot have.
-
-    Raises:
-        InputError: no nodes, or a rank limit, which only offset-wise marginals know.
-    """
-    check_budget(budget)
-    if branch_k is not None:
-        raise InputError(f"drafter {drafter!r} takes no branch_k; leave it out")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ class OfficialTask:
         layout: key of ``LAYOUTS``; folder: where it lies below the data folder, if it is not that itself.
         split: held-out one.
         prompt: with ``{question}`` in it where the item has one.
-        metric: key of ``SCORES``, or none.
+        metric: key of ``SCORES``.
         long_side_px: what the paper scales images down to; None leaves them.
         hub: the same on the hub.
         source: where data and prompt come from, for people.
@@ -101,14 +101,31 @@ def load_task(name: str) -> OfficialTask:
     """The task of that name.
 
     Raises:
-        InputError: there is none.
+        InputError: there is none, or its YAML is no task.
     """
     if name not in names():
         raise InputError(f"no official task {name!r}; there are {', '.join(names())}")
     file = resources.files("oneglance.tasks") / "official" / f"{name}.yaml"
     data: dict[str, Any] = parse_yaml(file.read_text(encoding="utf-8"))
-    hub = data.pop("hub", None)
-    return OfficialTask(name=name, hub=None if hub is None else HubSource(**hub), **data)
+    return task_of(name, data)
+
+
+def task_of(name: str, data: Mapping[str, Any]) -> OfficialTask:
+    """A task from what its YAML says.
+
+    Raises:
+        InputError: it says too little, too much, or names a layout or metric that does not exist.
+    """
+    for key, known in (("layout", LAYOUTS), ("metric", SCORES)):
+        if data.get(key) not in known:
+            raise InputError(f"task {name}: unknown {key} {data.get(key)!r}; choose one of {', '.join(known)}")
+    own = dict(data)
+    hub = own.pop("hub", None)
+    try:
+        return OfficialTask(name=name, hub=None if hub is None else HubSource(**hub), **own)
+    except TypeError as error:
+        keys = ", ".join(sorted({field.name for field in fields(OfficialTask)} - {"name"}))
+        raise InputError(f"task {name}: {error}; a task has the keys {keys}") from error
 
 
 def _from_hub(task: OfficialTask) -> Iterator[Item]:
