@@ -41,7 +41,7 @@ class OfficialTask:
         layout: key of ``LAYOUTS``; folder: where it lies below the data folder, if it is not that itself.
         split: held-out one.
         prompt: with ``{question}`` in it where the item has one.
-        metric: key of ``SCORES``.
+        metric: key of ``SCORES``, or none.
         long_side_px: what the paper scales images down to; None leaves them.
         hub: the same on the hub.
         source: where data and prompt come from, for people.
@@ -70,12 +70,23 @@ class OfficialTask:
         """Items of the held-out split.
 
         Raises:
-            InputError: the files are not there.
+            InputError: the files are not there, or hold something else.
         """
         if data == HF:
             return _from_hub(self)
         folder = Path(data) / self.folder
-        return LAYOUTS[self.layout](folder if folder.is_dir() else Path(data), self.split)
+        return self._on_disk(folder if folder.is_dir() else Path(data))
+
+    def _on_disk(self, folder: Path) -> Iterator[Item]:
+        try:
+            yield from LAYOUTS[self.layout](folder, self.split)
+        except OSError as error:
+            raise InputError(
+                f"cannot read {error.filename or folder} ({error.strerror}); give --data another folder"
+            ) from error
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            what = f"no {error}" if isinstance(error, KeyError) else str(error)
+            raise InputError(f"the files in {folder} are not in the layout {self.layout!r}: {what}") from error
 
     def sample(self, data: str, limit: int) -> list[Item]:
         """The ``limit`` items whose ids hash lowest, so that the choice depends on nothing else."""
@@ -116,7 +127,7 @@ def task_of(name: str, data: Mapping[str, Any]) -> OfficialTask:
     Raises:
         InputError: it says too little, too much, or names a layout or metric that does not exist.
     """
-    for key, known in (("layout", LAYOUTS), ("metric", SCORES)):
+    for key, known in (("layout", [*LAYOUTS]), ("metric", [*SCORES, "none"])):
         if data.get(key) not in known:
             raise InputError(f"task {name}: unknown {key} {data.get(key)!r}; choose one of {', '.join(known)}")
     own = dict(data)
