@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from oneglance.core import MAX_BUDGET, InputError
+from oneglance.errors import problem
 
 # What a tree can have, for pydantic's models; ``check_budget`` says it to people
 Budget = Annotated[int, Field(ge=1, le=MAX_BUDGET)]
@@ -55,16 +56,12 @@ def read_settings(kind: type[S], drafter: str, given: Mapping[str, object]) -> S
     """Check settings.
 
     Raises:
-        InputError: an unknown name or a bad value; the message lists the names.
+        InputError: an unknown name, with those that there are, or a bad value.
     """
     try:
         return kind(**given)
     except ValidationError as error:
-        first = error.errors()[0]
-        known = ", ".join(kind.model_fields) or "none"
-        where = ".".join(map(str, first["loc"]))
-        what = f"{where}: {first['msg']}" if where else first["msg"].removeprefix("Value error, ")
-        raise InputError(f"drafter {drafter!r}: {what}; its settings: {known}") from error
+        raise InputError(f"drafter {drafter!r}: {problem(error, kind, noun='setting')}") from error
 
 
 def check_budget(budget: Any, branch_k: Any = None, *, written: Callable[[str], str] = str) -> None:
