@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from oneglance.accept import Decision
 from oneglance.core import AcceptRule, CutReason, Drafter, Generation, Round, SamplingParams, TokenLogprobs
 from oneglance.decode import Guarded, decode
+from oneglance.drafters import weights_of
 from oneglance.prefixes import PrefixStore, Reuse
 from oneglance.targets.base import Target
 from oneglance.targets.loading import is_out_of_memory
@@ -101,6 +102,7 @@ class Run:
         self.recorder = Recorder(self.text, params.logprobs)
         self.rule = make_rule(self.recorder.watch)
         self.drafter = Guarded(drafter, warn)
+        self.head = weights_of(drafter)
         self.warn = warn
         self.reuse = None if prefixes is None else Reuse(prefixes, target, self.drafter, inputs)
         self.rounds: list[Round] = []
@@ -175,7 +177,7 @@ class Run:
             prefill_ms=self.prefill_ms,
             decode_ms=self.decode_ms,
             target=self.target.name,
-            head=self.drafter.name,
+            head=self.head,
             rounds=list(self.rounds),
             fell_back=self.drafter.failure,
             seed=self.params.seed if self.params.temperature else None,

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from oneglance.core import AnyBudget, Drafter, InputError
-from oneglance.drafters import installed, prepare
+from oneglance.drafters import installed, prepare, weights_of
 from oneglance.drafters.paced import at_budget
 from oneglance.drafters.settings import check_budget, split
 from oneglance.targets.base import Target
@@ -85,8 +85,7 @@ def extra_input(written: str) -> str | None:
 
 def card(drafter: Drafter) -> Card:
     """The card of a bound drafter. Passes and nodes are counted round by round, in ``core.Round``."""
-    size = getattr(drafter, "num_parameters", None)
-    return Card(None if size == 0 else drafter.name, size)
+    return Card(weights_of(drafter), getattr(drafter, "num_parameters", None))
 
 
 def prepare_systems(

@@ -68,6 +68,11 @@ def takes(name: str) -> frozenset[str]:
     return taken_by(_factory(name.partition(":")[0]))
 
 
+def weights_of(drafter: Drafter) -> str | None:
+    """Where a drafter's weights come from, for reports; None where it has none (its ``num_parameters`` are 0)."""
+    return None if getattr(drafter, "num_parameters", None) == 0 else drafter.name
+
+
 def installed() -> tuple[str, ...]:
     """The names of all drafters, other packages' among them."""
     return tuple(_known())
