@@ -126,6 +126,8 @@ class TokenTree:
             raise ValueError(
                 f"a tree of {len(self.token_ids)} tokens has {len(self.parents)} parents and {len(self.depths)} depths"
             )
+        if self.scores and len(self.scores) != len(self.token_ids):
+            raise ValueError(f"a tree of {len(self.token_ids)} tokens has {len(self.scores)} scores")
         depths = (0, *self.depths)
         for index, parent in enumerate(self.parents, start=1):
             if not 0 <= parent < index:
@@ -301,7 +303,11 @@ class Generation:
 
 
 class Drafter(Protocol):
-    """Proposes candidate trees. Holds no sequence state: that lives in the object ``start`` returns."""
+    """Proposes candidate trees. Holds no sequence state: that lives in the object ``start`` returns.
+
+    A drafter that breaks its word is dropped for the rest of the generation (``guard.Guarded``). One with an attribute
+    ``budget``, the most nodes of its trees, is held to that too.
+    """
 
     @property
     def name(self) -> str | None:
@@ -315,7 +321,9 @@ class Drafter(Protocol):
         """A fresh DraftState for a prefilled target state."""
 
     def draft(self, root: int, state: TargetState, draft_state: Any, *, max_depth: int) -> TokenTree:
-        """One candidate tree below ``root``, at most ``max_depth`` deep; the empty tree when there is none.
+        """One candidate tree below ``root``, at most ``max_depth`` deep, siblings distinct; empty when there is none.
+
+        ``state`` is to be read, and changed by nobody but the loop.
 
         Raises:
             DraftError: the drafter cannot go on with this sequence.

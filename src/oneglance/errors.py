@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, get_args
 
@@ -101,3 +102,8 @@ def _section(kind: type[BaseModel], names: Sequence[int | str]) -> type[BaseMode
         choices = () if field is None else (field.annotation, *get_args(field.annotation))
         kind = next((choice for choice in choices if hasattr(choice, "model_fields")), kind)
     return kind
+
+
+def warn_user(message: str) -> None:
+    """Say something that costs speed, where nobody else is there to be told."""
+    warnings.warn(message, OneglanceWarning, stacklevel=2)

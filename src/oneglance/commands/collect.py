@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from oneglance.commands import opening, options, terminal
-from oneglance.commands.audit import choose_tasks
+from oneglance.commands.asking import choose_tasks
 from oneglance.core import InputError
 
 if TYPE_CHECKING:

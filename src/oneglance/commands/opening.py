@@ -59,9 +59,11 @@ def note_foreign(target: str, images: Sequence[Image.Image] | None = None) -> No
         target: as named.
         images: to be read; None where they are not open yet, and whatever the user has counts as foreign.
     """
+    if target != options.BUILTIN:
+        return
     from oneglance.tasks.pages.page import SHEET, SQUARE
 
-    if target == options.BUILTIN and (images is None or any(image.size not in (SQUARE, SHEET) for image in images)):
+    if images is None or any(image.size not in (SQUARE, SHEET) for image in images):
         message = (
             f"{target} reads only drawn pages like those of the built-in suite; for others give --target and --head "
             "(oneglance heads lists some)"
@@ -192,17 +194,10 @@ def head_name(target: str, head: str | None, drafter: str) -> str | None:
     Raises:
         InputError: there is no such target, or it is another one and has no head.
     """
-    from oneglance.drafters.settings import wants_block_head
-    from oneglance.targets import locate
+    from oneglance.drafters.settings import head_of
 
-    locate(target)
-    takes_own = wants_block_head(drafter)
-    if takes_own and head is None and not target.startswith("builtin:"):
-        raise InputError(
-            f"target {target!r} needs a draft head: give --head, or --drafter none for plain decoding; oneglance heads "
-            "lists heads, oneglance fit-head makes one"
-        )
-    return head or (target if takes_own else None)
+    advice = "give --head, or --drafter none for plain decoding; oneglance heads lists heads, fit-head makes one"
+    return head_of(target, head, drafter, advice=advice)
 
 
 def set_threads(threads: int | None) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from oneglance.commands import opening, options, terminal
-from oneglance.commands.audit import choose_tasks
+from oneglance.commands.asking import choose_tasks
 from oneglance.commands.tail import Resamples
 from oneglance.core import InputError
 from oneglance.files import parse_json

@@ -160,7 +160,7 @@ def report(job: Job) -> None:
         parts.append(f"{job.num_skipped} were there already")
     parts.append(f"{job.num_tokens} tokens")
     if total.tau is not None:
-        parts.append(f"{total.num_rounds} rounds · τ {total.tau:.2f} · {total.draft_passes} draft passes")
+        parts.append(f"{total.num_rounds} rounds · τ {total.tau:.2f} · {total.num_draft_passes} draft passes")
         parts.append(f"{job.decode_ms / max(job.num_tokens, 1):.2f} ms/token")
     if total.fell_back:
         parts.append(f"drafting ended early in {total.fell_back} of them")

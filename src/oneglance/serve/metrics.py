@@ -91,7 +91,7 @@ class Metrics:
             (self._proposed, drafted.num_proposed),
             (self._accepted, drafted.num_accepted),
             (self._rounds, drafted.num_rounds),
-            (self._draft_passes, drafted.draft_passes),
+            (self._draft_passes, drafted.num_draft_passes),
             (self._gated, drafted.num_gated),
             (self._fell_back, drafted.fell_back),
         ):
