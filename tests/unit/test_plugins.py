@@ -1,19 +1,22 @@
 """A drafter of another package: found by its entry point, in every place that takes a drafter by name."""
 
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from oneglance.bench.systems import prepare_systems
-from oneglance.commands.checks import check_drafter
+from oneglance.commands import checks
 from oneglance.core import InputError
 from oneglance.decoder import Decoder
 from oneglance.drafters import DRAFTERS, installed, prepare, takes
 from oneglance.drafters.plain import NoDrafter
-from oneglance.testing import tiny_target
+from oneglance.testing import check_drafter, tiny_target
 from oneglance.tree import chain
 
 ROOT = Path(__file__).parents[2]
+TOML = re.compile(r"^```toml\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
 @pytest.fixture(autouse=True)
@@ -23,9 +26,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own-drafter\nVersion: 0.1\n")
     guide = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    line = next(line.strip() for line in guide.splitlines() if "own_drafter:prepare" in line)
-    name, value = (part.strip(' "') for part in line.split("="))
-    assert '[project.entry-points."oneglance.drafters"]' in guide
+    project = tomllib.loads(next(block for block in TOML.findall(guide) if "own_drafter" in block))
+    assert project["tool"]["setuptools"]["py-modules"] == [path.stem for path in ROOT.glob("examples/own_drafter.py")]
+    ((name, value),) = project["project"]["entry-points"]["oneglance.drafters"].items()
     (tmp_path / "strict.py").write_text("def prepare(head, *, size=1):\n    raise AssertionError('never called')\n")
     (tmp_path / "silent.py").write_text("def prepare():\n    return lambda target, *, budget: None\n")
     (info / "entry_points.txt").write_text(
@@ -47,6 +50,11 @@ def test_it_is_a_drafter_and_exact() -> None:
     assert again.tau is not None
     assert again.tau == first.tau > 1  # the drafter has not kept the first answer
     assert max(len(done.tree.token_ids) for done in again.rounds) == 3
+
+
+def test_it_keeps_a_drafters_word() -> None:
+    """What the guide tells an author to write as a test."""
+    check_drafter("bigrams:length=4", tiny_target("qwen3"), budgets=(1, 6))
 
 
 def test_it_is_a_system_of_bench() -> None:
@@ -81,9 +89,9 @@ def test_a_setting_that_it_does_not_have(name: str, message: str) -> None:
 
 def test_what_it_does_not_take_is_refused_by_name() -> None:
     assert takes("bigrams:length=4") == {"budget"}
-    check_drafter("bigrams", {"budget": "--budget"})
+    checks.check_drafter("bigrams", {"budget": "--budget"})
     with pytest.raises(InputError, match=r"--drafter bigrams takes no --head and no --tree;"):
-        check_drafter("bigrams", {"head": "--head", "tree": "--tree", "budget": "--budget"})
+        checks.check_drafter("bigrams", {"head": "--head", "tree": "--tree", "budget": "--budget"})
     with pytest.raises(InputError, match="'bigrams' has no weights; drop --head"):
         prepare("bigrams", "somewhere")
     target = tiny_target("qwen3")
