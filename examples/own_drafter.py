@@ -10,6 +10,7 @@ As a package with an entry point it is `--drafter bigrams` of every command: doc
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -17,8 +18,9 @@ import typer
 from pydantic import Field
 
 import oneglance
-from oneglance.core import Drafter, InputError, Round, TokenTree
+from oneglance.core import Drafter, Round, TokenTree
 from oneglance.drafters.settings import Settings, read_settings
+from oneglance.drafters.taken import binds
 from oneglance.targets.base import Target
 from oneglance.targets.state import TargetState
 from oneglance.tree import from_path
@@ -66,16 +68,15 @@ class BigramSettings(Settings):
     length: int = Field(default=8, gt=0)
 
 
-def prepare(head: str | None, **settings: str) -> Callable[..., Drafter]:
+def bind(settings: BigramSettings, target: Target, *, budget: int) -> Drafter:
+    """What it names of policy, budget and branch_k it takes; commands refuse the others."""
+    return BigramDrafter(min(settings.length, budget))
+
+
+@binds(bind)
+def prepare(**settings: str) -> Callable[..., Drafter]:
     """What the entry point names; settings are what follows the name in ``bigrams:length=4``, as text."""
-    if head is not None:
-        raise InputError("drafter 'bigrams' has no weights; drop --head")
-    chosen = read_settings(BigramSettings, "bigrams", settings)
-
-    def bind(target: Target, *, budget: int, **options: object) -> Drafter:
-        return BigramDrafter(min(chosen.length, budget))
-
-    return bind
+    return partial(bind, read_settings(BigramSettings, "bigrams", settings))
 
 
 def main(path: Annotated[Path, typer.Argument(exists=True)], prompt: str) -> None:

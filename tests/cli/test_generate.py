@@ -108,6 +108,8 @@ def test_drafter_changes_no_token(run: Run) -> None:
     assert (plain["head"], plain["num_draft_passes"], plain["tau"]) == (None, 0, 1.0)
     for words in (["--tree", "chain"], ["--tree", "fixed", "--budget", "20"], ["--budget", "7", "--branch-k", "2"]):
         assert run(*common, *words).json["token_ids"] == plain["token_ids"]
+    looked_up = run(*common, "--drafter", "ngram").json
+    assert (looked_up["head"], looked_up["token_ids"]) == (None, plain["token_ids"])  # a drafter without weights
 
 
 def test_piped_text_is_plain_and_figures_go_to_stderr(run: Run) -> None:

@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
@@ -10,6 +12,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from oneglance import cli
+from oneglance.drafters import DRAFTERS
+from oneglance.engines import ENGINES
+from oneglance.runner import RUNNERS
+from oneglance.tree import POLICIES
 
 SRC = Path(cli.__file__).parent
 
@@ -118,6 +124,28 @@ def test_no_exception_is_stale() -> None:
         assert uses[command][0] not in [words for words in others if not is_own(option, command)]
     for option in DEFAULTS:
         assert len({str(value) for _, value in OPTIONS[option].values()}) > 1, option
+
+
+@pytest.mark.parametrize(
+    ("option", "names"),
+    [("--drafter", DRAFTERS), ("--tree", POLICIES), ("--runner", RUNNERS)],
+    ids=["drafters", "policies", "runners"],
+)
+def test_a_help_lists_its_registry(option: str, names: dict[str, object]) -> None:
+    for command, (words, _) in OPTIONS[option].items():
+        if not is_own(option, command):
+            missing = [name for name in names if not re.search(rf"\b{name}\b", words.help)]
+            assert not missing, f"{command} {option} does not list {', '.join(missing)}: {words.help}"
+
+
+def test_the_help_of_engine_lists_its_registry() -> None:
+    (engine,) = (param for param in cli._command("engine").params if param.name == "engine")
+    assert all(name in engine.help for name in ENGINES)
+
+
+def test_a_help_is_written_without_torch() -> None:
+    code = "import sys, oneglance.commands.options; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 def test_helps_are_sentences() -> None:

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from oneglance.commands import asking, opening, options, terminal
 from oneglance.core import AnyBudget, Drafter, InputError
+from oneglance.tree import POLICIES
 
 if TYPE_CHECKING:
     from oneglance.audit import AuditReport, BindDrafter
@@ -32,7 +33,7 @@ Trees = Annotated[
         "--tree",
         metavar="NAME",
         rich_help_panel=options.DECODING,
-        help="best_first, chain or fixed. Repeat for several; default best_first.",
+        help=f"{options.listed(POLICIES)}. Repeat for several; default best_first.",
     ),
 ]
 Matrix = Annotated[

@@ -16,7 +16,7 @@ from oneglance.bench.manifest import manifest
 from oneglance.commands import opening, terminal
 from oneglance.commands.asking import encoded
 from oneglance.core import InputError
-from oneglance.drafters import installed, prepare
+from oneglance.drafters import installed, prepare, takes
 from oneglance.files import spliced
 from oneglance.matrix.page import PLACE, as_dict, html, markdown
 from oneglance.matrix.record import Matrix, merged, record
@@ -45,7 +45,7 @@ def run_matrix(
 
     Args:
         open_in: dtype → target.
-        bind: makes the drafter that was named, whose chain and tree are arms.
+        bind: makes the drafter that was named, whose tree and, where it has tree policies, chain are arms.
         drafter: its name.
         baselines: ``NAME=CHECKPOINT`` of other drafters; those that need no checkpoint run anyway.
         asked: what is decoded.
@@ -62,6 +62,7 @@ def run_matrix(
         own = {
             f"{name}/{budget}": partial(bind, policy=policy(kind), **options)
             for name, kind in (("chain", "chain"), ("tree", "best_first"))
+            if kind == "best_first" or "policy" in takes(drafter)
         }
     others, skipped = prepare_others(baselines, besides=(drafter, "none"))
     console = Console(stderr=True)

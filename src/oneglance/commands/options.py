@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from oneglance.core import DEFAULT_BUDGET
+from oneglance.drafters import installed
+from oneglance.runner import RUNNERS
+from oneglance.tree import POLICIES
+
+
+def listed(names: Iterable[str], last: str = "or") -> str:
+    """Names of a registry as a help says them: ``a, b or c``."""
+    *others, final = names
+    return f"{', '.join(others)} {last} {final}" if others else final
+
 
 BUILTIN = "builtin:reader"
 BUDGET = DEFAULT_BUDGET
@@ -33,10 +44,10 @@ Drafter = Annotated[
     typer.Option(
         metavar="NAME",
         rich_help_panel=MODEL,
-        help="block, none, ngram, two_model, eagle2, eagle3, vispec or medusa; settings may follow: ngram:max_ngram=4.",
+        help=f"{listed(installed())}; settings may follow: ngram:max_ngram=4.",
     ),
 ]
-Tree = Annotated[str, typer.Option(metavar="NAME", rich_help_panel=DECODING, help="best_first, chain or fixed.")]
+Tree = Annotated[str, typer.Option(metavar="NAME", rich_help_panel=DECODING, help=f"{listed(POLICIES)}.")]
 Budget = Annotated[
     int, typer.Option(metavar="N", rich_help_panel=DECODING, help="Nodes of the candidate tree, root excluded.")
 ]
@@ -140,7 +151,7 @@ Runner = Annotated[
     typer.Option(
         metavar="NAME",
         rich_help_panel=MACHINE,
-        help="How packed passes run: eager, compile, graphs, or auto (eager).",
+        help=f"How packed passes run: {listed([*RUNNERS, 'auto (eager)'])}.",
     ),
 ]
 PrefixCache = Annotated[

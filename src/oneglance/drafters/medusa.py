@@ -29,6 +29,7 @@ from oneglance.drafters.checkpoint import (
 )
 from oneglance.drafters.head import DraftConfig, checked
 from oneglance.drafters.settings import NoSettings, read_settings
+from oneglance.drafters.taken import binds
 from oneglance.targets.base import Target
 from oneglance.targets.state import TargetState
 from oneglance.tree import best_first, truncate
@@ -228,6 +229,7 @@ def load_medusa(name: str) -> Checkpoint[MedusaConfig, MedusaHead]:
     return Checkpoint(name, config, raw, tensors, MedusaHead)
 
 
+@binds(MedusaDrafter.bind)
 def prepare(head: str | None, **settings: Any) -> Callable[..., Drafter]:
     """Registry entry: loads the checkpoint now, binds it to a target later.
 

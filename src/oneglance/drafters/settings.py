@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from oneglance.core import MAX_BUDGET, InputError
+from oneglance.errors import problem
 from oneglance.hub import has_owner
 
 # What a tree can have, for pydantic's models; ``check_budget`` says it to people
@@ -92,16 +93,12 @@ def read_settings(kind: type[S], drafter: str, given: Mapping[str, object]) -> S
     """Check settings.
 
     Raises:
-        InputError: an unknown name or a bad value; the message lists the names.
+        InputError: an unknown name, with those that there are, or a bad value.
     """
     try:
         return kind(**given)
     except ValidationError as error:
-        first = error.errors()[0]
-        known = ", ".join(kind.model_fields) or "none"
-        where = ".".join(map(str, first["loc"]))
-        what = f"{where}: {first['msg']}" if where else first["msg"].removeprefix("Value error, ")
-        raise InputError(f"drafter {drafter!r}: {what}; its settings: {known}") from error
+        raise InputError(f"drafter {drafter!r}: {problem(error, kind, noun='setting')}") from error
 
 
 def check_budget(budget: Any, branch_k: Any = None, *, written: Callable[[str], str] = str) -> None:
@@ -126,14 +123,3 @@ def check_budget(budget: Any, branch_k: Any = None, *, written: Callable[[str], 
             raise InputError(
                 f"{written(name)} is at most {highest}, got {value}; wider trees cost more than they bring"
             )
-
-
-def check_tree_options(drafter: str, budget: int, branch_k: int | None) -> None:
-    """Refuse what a baseline's trees cannot have.
-
-    Raises:
-        InputError: no nodes, or a rank limit, which only offset-wise marginals know.
-    """
-    check_budget(budget)
-    if branch_k is not None:
-        raise InputError(f"drafter {drafter!r} takes no branch_k; leave it out")
