@@ -64,6 +64,7 @@ def eval_head(
     Images get the size at which the traces were collected. The interval is a bootstrap over prompts.
     """
     from oneglance.targets import open_target
+    from oneglance.train.origin import check_ids, check_origin
     from oneglance.train.select import as_table, evaluate_head
     from oneglance.train.traces import read_traces
 
@@ -72,6 +73,8 @@ def eval_head(
     found = read_traces(traces)
     rows = first_of_each_task(found.rows, limit)
     opened = open_target(target, dtype=dtype, device=device, device_map=device_map)
+    check_origin([traces], opened, fix="give --target {}, or traces of this one")
+    check_ids(rows, opened)
     long_side = found.manifest.get("image_long_side")
     scores = evaluate_head(head, opened, rows, long_side=long_side, budget=budget)
     if json:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections import Counter
@@ -15,10 +14,11 @@ from PIL import Image
 
 from oneglance.core import ImageError, InputError, SamplingParams
 from oneglance.decoder import Decoder
-from oneglance.files import append_lines, parse_json, read_lines, read_object, sole_writer
+from oneglance.files import append_lines, parse_json, read_lines, sole_writer
 from oneglance.images import MAX_ASPECT, image_sha256
 from oneglance.targets.base import Target
 from oneglance.targets.chat import encode
+from oneglance.train.origin import difference, encoding, settings_of
 from oneglance.train.prompts import Prompt
 from oneglance.train.traces import (
     MANIFEST,
@@ -290,11 +290,11 @@ class Collection:
             if _holds_rows(self.out):
                 raise InputError(f"{self.out} holds traces without a manifest; choose another --out")
             return
-        before = _settings_in(path)
         now = parse_json(json.dumps(self.settings(answerer.manifest())))
-        differing = [key for key in now if key != "answers" and before.get(key) != now[key]]
+        now.pop("answers")
+        differing = difference(settings_of(self.out, "choose another --out"), now)
         if differing:
-            raise InputError(f"{self.out} was collected with another {differing[0]}; choose another --out")
+            raise InputError(f"{self.out} was collected with another {differing}; choose another --out")
 
     def _write_manifest(self, answerer: Answerer, *, complete: bool) -> None:
         from oneglance.bench.manifest import manifest
@@ -307,28 +307,8 @@ class Collection:
         )
 
 
-def encoding(target: Target, long_side: int | None) -> dict[str, Any]:
-    """What decides the tokens of a prompt: target, chat template and image size, hashed."""
-    fingerprint = target.fingerprint()
-    images = getattr(target.processor, "image_processor", None)
-    sizes = json.dumps(images.to_dict() if images is not None else None, sort_keys=True, default=str)
-    return {
-        **{key: fingerprint[key] for key in ("target", "target_revision", "target_geometry_sha256")},
-        **{key: fingerprint[key] for key in ("target_weights_sha256", "chat_template_sha256")},
-        "image_long_side": long_side,
-        "image_processor_sha256": hashlib.sha256(sizes.encode()).hexdigest(),
-    }
-
-
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:
     return {key: settings[key] for key in ("target", "chat_template_sha256", "image_long_side")}
-
-
-def _settings_in(manifest: Path) -> dict[str, Any]:
-    found = read_object(manifest, "choose another --out").get("settings", {})
-    if not isinstance(found, dict):
-        raise InputError(f"{manifest} is damaged: its settings are no object; choose another --out")
-    return found
 
 
 def _holds_rows(folder: Path) -> bool:
