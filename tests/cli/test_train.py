@@ -90,8 +90,46 @@ def test_a_run_is_not_overwritten_nor_mixed(run: Run, recipe: Path, tmp_path: Pa
     words = ["train", recipe, "--out", tmp_path / "run", "optimiser.max_steps=2"]
     assert run(*words).code == 0
     assert "--resume goes on with it" in run(*words).err
-    assert "a run with another optimiser" in run(*words[:-1], "--resume", "optimiser.lr=0.1").err
-    assert run(*words, "--resume").code == 0
+    other = run(*words[:-1], "--resume", "optimiser.lr=0.1").error
+    assert "a run with optimiser.lr=0.003, and now it is 0.1 (and optimiser.max_steps)" in other
+    again = run(*words, "--resume")
+    assert again.code == 0
+    assert "goes on after step 2 of 2" in again.err
+    anew = run("train", recipe, "--out", tmp_path / "anew", "optimiser.max_steps=1", "--resume")
+    assert "anew has no checkpoint to resume from: the run starts anew" in anew.err
+
+
+def test_a_folder_is_refused_before_the_target_is_loaded(
+    run: Run, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.json").write_text("{}")
+    monkeypatch.setattr("oneglance.targets.open_target", None)
+    assert "already holds a run" in run("train", recipe, "--out", tmp_path / "run").error
+    assert "a run with " in run("train", recipe, "--out", tmp_path / "run", "--resume").error
+
+
+def test_an_interrupt_says_what_goes_on_and_from_where(
+    run: Run, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from oneglance.train.trainer import HeadTrainer
+
+    whole = HeadTrainer._step
+
+    def step(self: HeadTrainer, index: int) -> object:
+        if index == 3:
+            raise KeyboardInterrupt
+        return whole(self, index)
+
+    monkeypatch.setattr(HeadTrainer, "_step", step)
+    stopped = run("train", recipe, "--out", tmp_path / "run")
+    assert stopped.code == 130
+    assert "stopped after step 3 of 6; --resume goes on after step 3" in stopped.err
+    monkeypatch.undo()
+    went_on = run("train", recipe, "--out", tmp_path / "run", "--resume")
+    assert "goes on after step 3 of 6" in went_on.err
+    assert "step 2/6" not in went_on.err
+    assert "step 6/6" in went_on.err
 
 
 @pytest.mark.parametrize(

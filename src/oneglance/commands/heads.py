@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from oneglance.commands import opening, options, terminal
 from oneglance.commands.train import SHOWN_OFFSETS, at_offsets
@@ -96,7 +96,7 @@ def first_of_each_task(rows: list[Any], limit: int | None) -> list[Any]:
 
 def show(console: Console, scores: list[TaskScore]) -> None:
     """Scores as a table."""
-    table = Table("task", "n", "τ [95 %]", "chain", *(f"top-1 @{k}" for k in SHOWN_OFFSETS))
+    table = Table(Column("task", overflow="fold"), "n", "τ [95 %]", "chain", *(f"top-1 @{k}" for k in SHOWN_OFFSETS))
     for score in scores:
         interval = f" [{score.ci_low:.2f}, {score.ci_high:.2f}]" if score.ci_low is not None else ""
         tau = "–" if score.tau is None else f"{score.tau:.2f}{interval}"

@@ -156,7 +156,7 @@ def check_fit(checkpoint: Checkpoint[Any, Any], target: Target) -> None:
             f"the head was trained on features at {point!r} and this package reads {FEATURE_POINT!r}; retrain the head"
         )
     target.feature_points(ids)
-    _warn_about_training(checkpoint.card, target.fingerprint())
+    _warn_about_training(checkpoint, target.fingerprint())
 
 
 def _must_equal(what: str, head: int, target: int) -> None:
@@ -164,7 +164,8 @@ def _must_equal(what: str, head: int, target: int) -> None:
         raise HeadError(f"{what}: the head has {head}, the target {target}; use a head made for this target")
 
 
-def _warn_about_training(card: dict[str, Any], target: dict[str, Any]) -> None:
+def _warn_about_training(checkpoint: Checkpoint[Any, Any], target: dict[str, Any]) -> None:
+    card = checkpoint.card
     labels = {
         "target_revision": "target revision",
         "target_geometry_sha256": "target config",
@@ -178,7 +179,8 @@ def _warn_about_training(card: dict[str, Any], target: dict[str, Any]) -> None:
     differing = [labels[key] for key in known if card[key] != target[key]]
     if differing:
         warnings.warn(
-            f"the head was trained with another {' and '.join(differing)}; output is unchanged, acceptance may drop",
+            f"the head {checkpoint.name} was trained with another {' and '.join(differing)}; output is unchanged, "
+            "acceptance may drop",
             OneglanceWarning,
             stacklevel=3,
         )

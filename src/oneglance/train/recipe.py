@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -134,6 +135,14 @@ class Optimiser(Section):
         if self.epochs is None and self.max_steps is None:
             raise ValueError("give epochs or max_steps")
         return self
+
+    def num_steps(self, num_samples: int, num_processes: int = 1) -> int:
+        """Optimiser steps over that many samples."""
+        if self.max_steps is not None:
+            return self.max_steps
+        assert self.epochs is not None
+        per_step = self.batch_size * self.accumulate * num_processes
+        return max(1, math.ceil(self.epochs * num_samples / per_step))
 
 
 class Schedule(Section):

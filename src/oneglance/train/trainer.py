@@ -68,6 +68,9 @@ class HeadTrainer:
         out: run folder: ``recipe.json``, ``log.jsonl``, ``checkpoints/``, ``head/``.
         trackers: experiment trackers of accelerate, such as ``tensorboard``.
         store: of features, for runs that share them; the recipe's own choice by default.
+
+    Attributes:
+        done: optimiser steps so far.
     """
 
     def __init__(
@@ -97,6 +100,7 @@ class HeadTrainer:
         self.packed, self.adam = prepare(self.accelerator, packed, adam)
         self.checkpoints = Checkpoints(out / "checkpoints", keep=recipe.schedule.keep)
         self._store = self._feature_store() if store is None else store
+        self.done = 0
 
     @property
     def head(self) -> Any:
@@ -127,12 +131,7 @@ class HeadTrainer:
 
     @property
     def num_steps(self) -> int:
-        optimiser = self.recipe.optimiser
-        if optimiser.max_steps is not None:
-            return optimiser.max_steps
-        assert optimiser.epochs is not None
-        per_step: int = optimiser.batch_size * optimiser.accumulate * self.accelerator.num_processes
-        return max(1, math.ceil(optimiser.epochs * len(self.train_rows) / per_step))
+        return self.recipe.optimiser.num_steps(len(self.train_rows), int(self.accelerator.num_processes))
 
     def run(self, *, resume: bool = False) -> Iterator[Progress]:
         """Train to the end, yielding after each reported step, then write ``head/``.
@@ -146,14 +145,14 @@ class HeadTrainer:
             yield from self._run(resume)
 
     def _run(self, resume: bool) -> Iterator[Progress]:
-        start = self._begin(resume)
+        self.done = start = self._begin(resume)
         if start == 0 and self.recipe.init and self.heldout_rows:
             yield self._report(0, 0.0, None, 0.0, True)
         reported, since = time.perf_counter(), 0
         for step in range(start, self.num_steps):
             result, loss = self._step(step)
             since += self.recipe.optimiser.batch_size * self.recipe.optimiser.accumulate
-            done = step + 1
+            self.done = done = step + 1
             last = done == self.num_steps
             evaluated = bool(self.heldout_rows) and (last or done % self.recipe.schedule.evaluate_every == 0)
             progress = None
