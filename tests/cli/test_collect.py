@@ -2,6 +2,7 @@
 
 import errno
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,7 @@ def test_features_go_beside_the_traces_and_are_found_again(run: Run, tmp_path: P
     words = ["collect", "--out", out, "--tasks", "scienceqa", "--limit", 2, "--max-new-tokens", 8, "--threads", 1]
     words += ["--cache-features", "--layers", "1,3"]
     first = run(*words)
-    assert "features of 2 traces, layers 1, 3: about 339.0 KB" in first.err
+    assert re.search(r"features of 2 traces, layers 1, 3: about \d+\.\d KB in", first.err)
     again = run(*words, "--json").json
     shards = list((out / "features").glob("*.safetensors"))
     assert again["features_of"] == 2

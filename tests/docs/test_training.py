@@ -13,8 +13,10 @@ from helpers import picture
 from oneglance.cli import COMMANDS, main
 from oneglance.drafters.checkpoint import save_checkpoint
 from oneglance.drafters.head import HeadConfig, num_parameters
+from oneglance.files import spliced
 from oneglance.testing import tiny_head, tiny_head_config
-from oneglance.train.recipe import load_recipe
+from oneglance.train.keys import PLACE, table
+from oneglance.train.recipe import HeadRecipe, load_recipe
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
@@ -36,7 +38,7 @@ def test_the_long_way_runs_as_it_stands(
             assert words[0] in COMMANDS
             assert main(words) == 0, (line, capsys.readouterr().err)
     assert (tmp_path / "exported" / "model.safetensors").is_file()
-    assert "τ unknown" in (tmp_path / "runs" / "small" / "head" / "README.md").read_text()
+    assert "τ unknown" in capsys.readouterr().out
 
 
 def test_a_target_with_random_weights_is_proved_exact(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -53,6 +55,13 @@ def test_a_target_with_random_weights_is_proved_exact(monkeypatch: pytest.Monkey
     assert as_named in compare
     exec(compare.replace(as_named, '"tiny", "head"').replace("256", "24"), names)
     assert names["ours"].shape[1] > names["inputs"]["input_ids"].shape[1]
+
+
+def test_all_keys_of_a_recipe_are_in_the_table() -> None:
+    fix = "run: python -m oneglance.train.keys docs/training.md"
+    assert spliced(TEXT, PLACE, table(HeadRecipe)) == TEXT, fix
+    undescribed = [line for line in table(HeadRecipe).splitlines() if line.endswith("|  |")]
+    assert not undescribed, "a key without a docstring"
 
 
 def test_every_recipe_has_a_line() -> None:

@@ -44,7 +44,9 @@ def select(run: RunFolder, step: Step = None, json: options.Json = False) -> Non
     for c in found:
         table.add_row(f"{c.step}{' ←' if c.step == best.step else ''}", f"{c.score:.3f}", at_offsets(c.top1))
     terminal.console().print(table)
-    print(terminal.visible(f"step {best.step} is now {run / 'head'}"))
+    equal = len(found) > 1 and len({c.score for c in found}) == 1 and step is None
+    why = f"no difference between the {len(found)} checkpoints, so the newest is taken; " if equal else ""
+    print(terminal.visible(f"{why}step {best.step} is now {run / 'head'}"))
 
 
 def eval_head(

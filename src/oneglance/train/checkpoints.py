@@ -78,9 +78,9 @@ class Checkpoints:
         return {step: top1 for step, top1 in found.items() if top1}
 
     def best(self) -> int | None:
-        """The step with the longest expected accepted chain, the earlier of equals."""
+        """The step with the longest expected accepted chain, the newest of equals."""
         scores = {step: expected_accepted(top1) for step, top1 in self.accuracies().items()}
-        return max(scores, key=lambda step: (scores[step], -step)) if scores else None
+        return max(scores, key=lambda step: (scores[step], step)) if scores else None
 
     def _check_room(self, head: nn.Module, optimiser: dict[str, Any]) -> None:
         states = [value for parts in optimiser["state"].values() for value in parts.values()]
