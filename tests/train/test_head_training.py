@@ -173,7 +173,7 @@ def test_a_checkpoint_that_has_no_room_leaves_the_older_ones(
     next(reports), next(reports), next(reports)  # step 2 is saved
     full = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr("oneglance.train.checkpoints.shutil.disk_usage", lambda _: full)
-    with pytest.raises(InputError, match=r"and 0\.00 GB are free .* go on with --resume"):
+    with pytest.raises(InputError, match=r"and 1\.0 KB are free .* go on with --resume"):
         list(reports)
     monkeypatch.undo()
     again = HeadTrainer(recipe(traces), target, tmp_path / "run")

@@ -134,9 +134,15 @@ def check_fit(checkpoint: Checkpoint[Any, Any], target: Target) -> None:
     from oneglance.targets.base import FEATURE_POINT
 
     config = checkpoint.config
-    _must_equal("hidden size", config.hidden_size, target.hidden_size)
-    _must_equal("vocabulary rows", config.vocab_size, target.vocab_size)
-    _must_equal("target layers", config.num_target_layers, target.num_layers)
+    made_for = checkpoint.card.get("target")
+    for what, own, theirs in (
+        ("hidden size", config.hidden_size, target.hidden_size),
+        ("vocabulary rows", config.vocab_size, target.vocab_size),
+        ("target layers", config.num_target_layers, target.num_layers),
+    ):
+        if own != theirs:
+            known = f", or the target that its card names: {made_for}" if made_for else ""
+            raise HeadError(f"{what}: the head has {own}, the target {theirs}; use a head made for this target{known}")
     ids = config.target_layer_ids
     if len(set(ids)) != len(ids):
         raise HeadError(f"kept layers {list(ids)} repeat a layer; each may be kept once")
@@ -157,11 +163,6 @@ def check_fit(checkpoint: Checkpoint[Any, Any], target: Target) -> None:
         )
     target.feature_points(ids)
     _warn_about_training(checkpoint, target.fingerprint())
-
-
-def _must_equal(what: str, head: int, target: int) -> None:
-    if head != target:
-        raise HeadError(f"{what}: the head has {head}, the target {target}; use a head made for this target")
 
 
 def _warn_about_training(checkpoint: Checkpoint[Any, Any], target: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from oneglance.drafters.checkpoint import SCHEMA_VERSION
 from oneglance.drafters.head import DraftConfig
 from oneglance.files import read_object
 from oneglance.targets.base import FEATURE_POINT, Target
+from oneglance.train.amounts import size
 from oneglance.train.evaluate import expected_accepted
 from oneglance.train.kinds import Kind, kind_of
 from oneglance.train.recipe import HeadRecipe
@@ -90,7 +91,7 @@ class Checkpoints:
         free = shutil.disk_usage(self.folder).free
         if needed > free:
             raise InputError(
-                f"a checkpoint takes {needed / 1e9:.2f} GB and {free / 1e9:.2f} GB are free at {self.folder}; make "
+                f"a checkpoint takes {size(needed)} and {size(free)} are free at {self.folder}; make "
                 "room (older checkpoints can go) and go on with --resume"
             )
 
