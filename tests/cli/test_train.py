@@ -218,6 +218,7 @@ def test_the_best_checkpoint_becomes_the_head(run: Run, recipe: Path, text_targe
     assert all(len(row["top1"]) == 15 and row["tau"] >= 1 for row in scored["tasks"])
     assert [row["ci_low"] is None for row in scored["tasks"]] == [False, True, False]
     assert "τ [95 %]" in run(*words, "--limit", 1).out
+    assert f"give --target {text_target}, or traces of this one" in run(*words[:3], *words[5:]).error
 
     (tmp_path / "scores.json").write_text(json.dumps(scored))
     words = ["push", out / "head", "someone/head", "--licence", "apache-2.0", "--dry-run"]
