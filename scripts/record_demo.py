@@ -1,4 +1,4 @@
-"""Record ``oneglance demo``: docs/img/demo.svg for the README, and the text block of docs/quickstart.md.
+"""Record ``oneglance demo`` for the README, in docs/img/demo.svg.
 
     .venv/bin/python scripts/record_demo.py
 
@@ -29,15 +29,14 @@ from oneglance.targets.chat import encode  # noqa: E402
 
 NUM_PAIRS, WIDTH = 15, 92
 COMMAND = f"oneglance demo --pairs {NUM_PAIRS}"
-SVG, PAGE_OF_TEXT = ROOT / "docs" / "img" / "demo.svg", ROOT / "docs" / "quickstart.md"
-MARKERS = re.compile(r"(<!-- demo: begin[^\n]*-->\n).*?(<!-- demo: end -->)", re.DOTALL)
+SVG = ROOT / "docs" / "img" / "demo.svg"
 # without the web font, so that the picture looks the same offline
 SVG_FORMAT = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
 SVG_FORMAT = SVG_FORMAT.replace("Fira Code, monospace", "ui-monospace, DejaVu Sans Mono, Menlo, Consolas, monospace")
 
 
 def main() -> None:
-    """Run the demo once and write both files."""
+    """Run the demo once and write the picture."""
     decoder = load(dtype="float32")
     page = Page.of([str(PAGE)], PROMPT)
     duel = Duel(decoder, encode(decoder.target, PROMPT, images=[PAGE]), SamplingParams())
@@ -50,11 +49,6 @@ def main() -> None:
     text = "\n".join(line.rstrip() for line in console.export_text(clear=False).splitlines())
     SVG.parent.mkdir(parents=True, exist_ok=True)
     console.save_svg(str(SVG), title="oneglance demo", code_format=SVG_FORMAT, unique_id="demo")
-    page_text = PAGE_OF_TEXT.read_text(encoding="utf-8")
-    block = f"```text\n{text.strip()}\n```\n"
-    updated, num_blocks = MARKERS.subn(lambda match: match[1] + block + match[2], page_text)
-    if num_blocks == 1:
-        PAGE_OF_TEXT.write_text(updated, encoding="utf-8")
     print(text)
 
 

@@ -6,15 +6,25 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Callable, Sequence
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code. The entry point of ``oneglance``."""
+
+    def run() -> int:
+        from oneglance import cli
+
+        return cli.main(argv)
+
+    return guarded(run)
+
+
+def guarded(run: Callable[[], int]) -> int:
+    """A program's exit code, also where a signal ends it."""
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _terminate)
     try:
-        from oneglance.cli import main as run
-
         return run()
     except KeyboardInterrupt:
         return 128 + 2  # as a shell reports SIGINT

@@ -12,12 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from oneglance.core import Generation, Round
-
-
-def num_kept_accepted(done: Round) -> int:
-    """Accepted tokens of a round that were kept, the bonus not among them."""
-    return done.num_accepted
+from oneglance.core import Generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +24,7 @@ class Acceptance:
         num_kept: tokens kept in rounds, bonus tokens too.
         histogram: kept accepted length → rounds with a tree.
         num_proposed: nodes of the verified trees.
-        draft_passes: passes of the drafter.
+        num_draft_passes: passes of the drafter.
         num_gated: choices left to a single step.
         fell_back: generations whose drafting ended early.
     """
@@ -38,7 +33,7 @@ class Acceptance:
     num_kept: int = 0
     histogram: Counter[int] = field(default_factory=Counter)
     num_proposed: int = 0
-    draft_passes: int = 0
+    num_draft_passes: int = 0
     num_gated: int = 0
     fell_back: int = 0
 
@@ -49,9 +44,9 @@ class Acceptance:
         return cls(
             num_rounds=len(rounds),
             num_kept=sum(len(done.token_ids) for done in rounds),
-            histogram=Counter(num_kept_accepted(done) for done in rounds if len(done.tree)),
+            histogram=Counter(done.num_accepted for done in rounds if len(done.tree)),
             num_proposed=sum(len(done.tree) for done in rounds),
-            draft_passes=generation.num_draft_passes,
+            num_draft_passes=generation.num_draft_passes,
             num_gated=sum(done.gated for done in rounds),
             fell_back=int(generation.fell_back is not None),
         )
@@ -62,7 +57,7 @@ class Acceptance:
             self.num_kept + other.num_kept,
             self.histogram + other.histogram,
             self.num_proposed + other.num_proposed,
-            self.draft_passes + other.draft_passes,
+            self.num_draft_passes + other.num_draft_passes,
             self.num_gated + other.num_gated,
             self.fell_back + other.fell_back,
         )
@@ -105,6 +100,6 @@ class Acceptance:
             "num_accepted_per_position": self.per_position,
             "num_rounds": self.num_rounds,
             "tau": self.tau,
-            "num_draft_passes": self.draft_passes,
+            "num_draft_passes": self.num_draft_passes,
             "num_gated": self.num_gated,
         }

@@ -21,7 +21,7 @@ from PIL import Image
 from oneglance.acceptance import Acceptance
 from oneglance.core import Generation, ImageError, InputError, SamplingParams
 from oneglance.decoder import Decoder
-from oneglance.files import parse_json, read_object, sole_writer, write_atomically
+from oneglance.files import Unchanged, parse_json, read_object, sole_writer, write_atomically
 from oneglance.images import load_image
 from oneglance.pdf import is_pdf, num_pages, render_page
 from oneglance.train.prompts import Prompt, prompt_of_line
@@ -198,7 +198,7 @@ class Job:
         """Decode page after page; what each one gave.
 
         Raises:
-            InputError: another job is at this file.
+            InputError: another job is at this file, or something else took it away meanwhile.
         """
         with sole_writer(self.out):
             self._read()  # again: another job may have ended since
@@ -206,16 +206,19 @@ class Job:
             # a file name that is no UTF-8 holds lone surrogates, which JSON can say as escapes only
             with self.out.open("a", encoding="utf-8", errors="backslashreplace") as file:
                 file.truncate(self._num_whole_bytes)
+                files = Unchanged(self.out, self._settings_file)
                 for page in self.todo:
                     result = _answer(decoder, page, params)
                     if isinstance(result, Failure):
                         self.failures.append(result)
                     else:
-                        file.write(json.dumps(result.as_dict(), ensure_ascii=False) + "\n")
-                        file.flush()
-                        os.fsync(file.fileno())
+                        with files.changing():
+                            file.write(json.dumps(result.as_dict(), ensure_ascii=False) + "\n")
+                            file.flush()
+                            os.fsync(file.fileno())
                         self._count(result)
                     yield result
+                files.check()
 
     def summary(self) -> dict[str, Any]:
         """The totals of this run, and what failed."""

@@ -31,6 +31,7 @@ UNUSABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.ENOTDIR,
 FULL = {errno.ENOSPC, errno.EDQUOT}
 # of the copy of click that typer holds and does not name
 CLICK_ERROR: Any = next(own for own in typer.BadParameter.__mro__ if own.__name__ == "ClickException")
+OUT_OF_MEMORY = "docs/troubleshooting.md#out-of-memory"
 QUIET = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_VERBOSITY": "error",
@@ -47,20 +48,18 @@ class Row(NamedTuple):
     help: str
 
 
-DECODE, CHECK, MEASURE, STUDY, TRAIN = "Decode", "Check", "Measure", "Study", "Train"
+RUN, PROVE, MEASURE, TRAIN, STUDY, SHIP = "Run", "Prove", "Measure", "Train", "Study", "Ship"
 COMMANDS: dict[str, Row] = {
-    "demo": Row("oneglance.commands.demo:demo", DECODE, "Decode a page plainly and with the draft head, side by side."),
-    "generate": Row("oneglance.commands.generate:generate", DECODE, "Answer a prompt about images, as it is decoded."),
-    "run": Row("oneglance.commands.run:run", DECODE, "Ask one question about every page of a folder, into a file."),
-    "chat": Row("oneglance.commands.chat:chat", DECODE, "Talk about images, turn by turn."),
-    "serve": Row("oneglance.commands.serve:serve", DECODE, "Answer OpenAI clients, and show a page to try it on."),
-    "engine": Row("oneglance.commands.engine:engine", DECODE, "Print or start the command for vLLM or SGLang."),
-    "doctor": Row("oneglance.commands.doctor:doctor", CHECK, "Check this machine, a target and its draft head."),
-    "inspect": Row("oneglance.commands.inspect:inspect", CHECK, "Show a target or a draft head, and whether two fit."),
-    "plan": Row("oneglance.commands.plan:plan", CHECK, "Say what decoding will hold in memory, without loading it."),
-    "audit": Row("oneglance.commands.audit:audit", CHECK, "Compare every output with an independent plain loop."),
+    "demo": Row("oneglance.commands.demo:demo", RUN, "Decode a page plainly and with the draft head, side by side."),
+    "generate": Row("oneglance.commands.generate:generate", RUN, "Answer a prompt about images, as it is decoded."),
+    "run": Row("oneglance.commands.run:run", RUN, "Ask one question about every page of a folder, into a file."),
+    "chat": Row("oneglance.commands.chat:chat", RUN, "Talk about images, turn by turn."),
+    "doctor": Row("oneglance.commands.doctor:doctor", RUN, "Check this machine, a target and its draft head."),
+    "inspect": Row("oneglance.commands.inspect:inspect", RUN, "Show a target or a draft head, and whether two fit."),
+    "plan": Row("oneglance.commands.plan:plan", RUN, "Say what decoding will hold in memory, without loading it."),
+    "audit": Row("oneglance.commands.audit:audit", PROVE, "Compare every output with an independent plain loop."),
     "calibrate-gate": Row(
-        "oneglance.commands.calibrate:calibrate_gate", CHECK, "Measure how wide the gate for near-ties must be here."
+        "oneglance.commands.calibrate:calibrate_gate", PROVE, "Measure how wide the gate for near-ties must be here."
     ),
     "bench": Row("oneglance.commands.bench:bench", MEASURE, "Time systems against plain decoding on the same prompts."),
     "sweep": Row("oneglance.commands.sweep:sweep", MEASURE, "Vary budget, depth, context, temperature or threads."),
@@ -70,6 +69,15 @@ COMMANDS: dict[str, Row] = {
     "reproduce": Row("oneglance.commands.reproduce:reproduce", MEASURE, "Set the paper's numbers beside ours."),
     "report": Row("oneglance.commands.report:report", MEASURE, "Write results as one HTML page, or as tables."),
     "ledger": Row("oneglance.commands.ledger:ledger", MEASURE, "Compare two results, where they can be compared."),
+    "collect": Row("oneglance.commands.collect:collect", TRAIN, "Write the target's own answers to prompts as traces."),
+    "train": Row("oneglance.commands.train:train", TRAIN, "Train a draft head on traces, by a recipe."),
+    "train-matched": Row(
+        "oneglance.commands.matched:train_matched", TRAIN, "Train an EAGLE-3 head on the same terms, and compare."
+    ),
+    "select": Row("oneglance.commands.heads:select", TRAIN, "Make the best checkpoint of a run its head."),
+    "eval-head": Row("oneglance.commands.heads:eval_head", TRAIN, "Score a head on held-out traces, per task."),
+    "fit-head": Row("oneglance.commands.fit:fit_head", TRAIN, "Make a head for your own images, in one go."),
+    "heads": Row("oneglance.commands.heads:heads", TRAIN, "List the draft heads that are known."),
     "rounds": Row("oneglance.commands.rounds:rounds", STUDY, "Write a row a round: entropy, accepted length, ranks."),
     "law": Row("oneglance.commands.law:law", STUDY, "Fit the entropy law to round logs, and judge it."),
     "tail": Row("oneglance.commands.tail:tail", STUDY, "Test whether the entropy floor has two hazards."),
@@ -81,17 +89,10 @@ COMMANDS: dict[str, Row] = {
     ),
     "ablate layers": Row("oneglance.commands.ablate:layers", STUDY, "Leave out some of the layers that a head reads."),
     "transfer": Row("oneglance.commands.transfer:transfer", STUDY, "Fit the law across drafters, targets, modalities."),
-    "collect": Row("oneglance.commands.collect:collect", TRAIN, "Write the target's own answers to prompts as traces."),
-    "train": Row("oneglance.commands.train:train", TRAIN, "Train a draft head on traces, by a recipe."),
-    "train-matched": Row(
-        "oneglance.commands.matched:train_matched", TRAIN, "Train an EAGLE-3 head on the same terms, and compare."
-    ),
-    "select": Row("oneglance.commands.heads:select", TRAIN, "Make the best checkpoint of a run its head."),
-    "eval-head": Row("oneglance.commands.heads:eval_head", TRAIN, "Score a head on held-out traces, per task."),
-    "fit-head": Row("oneglance.commands.fit:fit_head", TRAIN, "Make a head for your own images, in one go."),
-    "heads": Row("oneglance.commands.heads:heads", TRAIN, "List the draft heads that are known."),
-    "export": Row("oneglance.commands.publish:export", TRAIN, "Write a head in the layout of another program."),
-    "push": Row("oneglance.commands.publish:push", TRAIN, "Write a head's model card, and upload both."),
+    "serve": Row("oneglance.commands.serve:serve", SHIP, "Answer OpenAI clients, and show a page to try it on."),
+    "engine": Row("oneglance.commands.engine:engine", SHIP, "Print or start the command for vLLM or SGLang."),
+    "export": Row("oneglance.commands.publish:export", SHIP, "Write a head in the layout of another program."),
+    "push": Row("oneglance.commands.publish:push", SHIP, "Write a head's model card, and upload both."),
 }
 
 
@@ -227,8 +228,17 @@ class Guarded(TyperCommand):
         try:
             check_line(ctx)
             return super().invoke(ctx)
+        except (typer.Exit, typer.Abort):
+            raise
         except InputError as error:
             say("error", error)
+            raise typer.Exit(USAGE) from error
+        except (MemoryError, RuntimeError) as error:
+            from oneglance.targets.loading import is_out_of_memory
+
+            if not is_out_of_memory(error):
+                raise
+            say("error", f"out of memory; oneglance plan says what is needed, and {OUT_OF_MEMORY} what to lower")
             raise typer.Exit(USAGE) from error
         except KeyboardInterrupt as interrupt:
             raise typer.Exit(INTERRUPTED) from interrupt

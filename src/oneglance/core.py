@@ -126,6 +126,8 @@ class TokenTree:
             raise ValueError(
                 f"a tree of {len(self.token_ids)} tokens has {len(self.parents)} parents and {len(self.depths)} depths"
             )
+        if self.scores and len(self.scores) != len(self.token_ids):
+            raise ValueError(f"a tree of {len(self.token_ids)} tokens has {len(self.scores)} scores")
         depths = (0, *self.depths)
         for index, parent in enumerate(self.parents, start=1):
             if not 0 <= parent < index:
@@ -199,8 +201,8 @@ class Round:
         token_ids: tokens kept: accepted ones and the bonus, cut at EOS, stop string, cap and context limit.
         cut: why tokens were dropped or decoding ends here, else None.
         num_draft_passes: passes of the drafter, 1 for a block head, 0 when nothing was drafted.
-        t_draft_ms, t_verify_ms, t_commit_ms, t_host_ms: wall time of drafting (tree included), of verify, of commit,
-            and of the rest.
+        t_draft_ms, t_verify_ms, t_host_ms: wall time of drafting (tree included), of verify, and of the rest;
+            t_commit_ms: of the rest, the commit.
     """
 
     index: int
@@ -231,7 +233,7 @@ class Generation:
     """A finished generation.
 
     ``tau`` is kept tokens per round, bonus included (Eq. 1); the first token comes from prefill and belongs to no
-    round. ``decode_ms_per_token`` is the decode window, from the end of the target's prefill, over the tokens after
+    round. ``ms_per_token`` is the decode window, from the end of the target's prefill, over the tokens after
     the first one. ``seed`` is that of the draws, None for greedy text. ``num_reused`` prompt rows came from a
     prefix store.
     """
@@ -274,7 +276,7 @@ class Generation:
         return sum(r.num_draft_passes for r in self.rounds)
 
     @property
-    def decode_ms_per_token(self) -> float | None:
+    def ms_per_token(self) -> float | None:
         return self.decode_ms / (self.num_tokens - 1) if self.num_tokens > 1 else None
 
     def as_dict(self) -> dict[str, Any]:
@@ -290,7 +292,7 @@ class Generation:
             "num_draft_passes": self.num_draft_passes,
             "num_reused": self.num_reused,
             "prefill_ms": self.prefill_ms,
-            "decode_ms_per_token": self.decode_ms_per_token,
+            "ms_per_token": self.ms_per_token,
             "fell_back": self.fell_back,
             "seed": self.seed,
             "gate_rate": self.gate_rate,
@@ -301,7 +303,11 @@ class Generation:
 
 
 class Drafter(Protocol):
-    """Proposes candidate trees. Holds no sequence state: that lives in the object ``start`` returns."""
+    """Proposes candidate trees. Holds no sequence state: that lives in the object ``start`` returns.
+
+    A drafter that breaks its word is dropped for the rest of the generation (``guard.Guarded``). One with an attribute
+    ``budget``, the most nodes of its trees, is held to that too.
+    """
 
     @property
     def name(self) -> str | None:
@@ -315,7 +321,9 @@ class Drafter(Protocol):
         """A fresh DraftState for a prefilled target state."""
 
     def draft(self, root: int, state: TargetState, draft_state: Any, *, max_depth: int) -> TokenTree:
-        """One candidate tree below ``root``, at most ``max_depth`` deep; the empty tree when there is none.
+        """One candidate tree below ``root``, at most ``max_depth`` deep, siblings distinct; empty when there is none.
+
+        ``state`` is to be read, and changed by nobody but the loop.
 
         Raises:
             DraftError: the drafter cannot go on with this sequence.

@@ -1,13 +1,12 @@
 """The loop: draft, verify, accept, commit (Def. 1). Everything else wraps it from outside.
 
-Plain decoding is the same loop with an empty tree. A failing drafter never reaches the loop: ``Guarded`` turns the
-failure into empty trees, once and for all of that generation.
+Plain decoding is the same loop with an empty tree. A failing drafter never reaches the loop: ``guard.Guarded`` turns
+the failure into empty trees, once and for all of that generation.
 """
 
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -18,12 +17,11 @@ from oneglance.core import (
     AcceptRule,
     CutReason,
     Drafter,
-    Kept,
     Observer,
-    OneglanceWarning,
     Round,
     TokenTree,
 )
+from oneglance.errors import warn_user
 from oneglance.targets.base import Target
 from oneglance.targets.device import synchronise
 from oneglance.targets.loading import is_out_of_memory
@@ -96,7 +94,7 @@ def decode(
             t_draft_ms=(drafted_at - started_at) * 1e3,
             t_verify_ms=(verified_at - drafted_at) * 1e3,
             t_commit_ms=(ended_at - accepted_at) * 1e3,
-            t_host_ms=(accepted_at - verified_at) * 1e3,
+            t_host_ms=(ended_at - verified_at) * 1e3,
         )
         if observer is not None:
             observer.observe(done)
@@ -119,7 +117,7 @@ class Verifier:
 
     def __init__(self, target: Target, warn: Callable[[str], None] | None = None) -> None:
         self._target = target
-        self._warn = warn or _warn
+        self._warn = warn or warn_user
         self._limit: int | None = None
 
     def __call__(self, state: TargetState, root: int, tree: TokenTree) -> tuple[TokenTree, torch.Tensor]:
@@ -146,57 +144,3 @@ def first_nodes(tree: TokenTree, limit: int | None) -> TokenTree:
     if limit is None or len(tree) <= limit:
         return tree
     return TokenTree(tree.token_ids[:limit], tree.parents[:limit], tree.depths[:limit], tree.scores[:limit])
-
-
-class Guarded:
-    """A drafter whose failures cost speed, never a token: the rest of the generation is plain decoding.
-
-    Attributes:
-        failure: why drafting ended, or None.
-    """
-
-    def __init__(self, drafter: Drafter, warn: Callable[[str], None] | None = None) -> None:
-        self._drafter = drafter
-        self._warn = warn or _warn
-        self.failure: str | None = None
-        self.name = drafter.name
-        self.target_layer_ids = drafter.target_layer_ids
-        self.row_owner = getattr(drafter, "row_owner", None)
-        self._draft_state: Any = None
-
-    def start(self, state: TargetState) -> Any:
-        self._draft_state = self._attempt(lambda: self._drafter.start(state), None)
-        return self._draft_state
-
-    def rows(self, state: TargetState) -> list[torch.Tensor] | None:
-        """Of the draft state (``core.Kept``); None where there are none, or drafting ended."""
-        if self._draft_state is None:
-            self.start(state)
-        if self.failure is not None or not isinstance(self._draft_state, Kept):
-            return None
-        rows: list[torch.Tensor] | None = self._attempt(lambda: self._draft_state.rows(state), None)
-        return rows
-
-    def draft(self, root: int, state: TargetState, draft_state: Any, *, max_depth: int) -> TokenTree:
-        if self.failure is not None:
-            state.fresh.clear()
-            return EMPTY_TREE
-        tree: TokenTree = self._attempt(
-            lambda: self._drafter.draft(root, state, draft_state, max_depth=max_depth), EMPTY_TREE
-        )
-        return tree
-
-    def num_passes(self, tree: TokenTree) -> int:
-        return 0 if self.failure is not None else self._drafter.num_passes(tree)
-
-    def _attempt(self, step: Callable[[], Any], otherwise: Any) -> Any:
-        try:
-            return step()
-        except Exception as error:  # whatever a drafter raises, the target can go on without it
-            self.failure = str(error) or type(error).__name__
-            self._warn(f"drafting ended, the rest is decoded plainly: {self.failure}")
-            return otherwise
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, OneglanceWarning, stacklevel=2)

@@ -28,11 +28,11 @@ from oneglance.drafters import prepare
 from oneglance.drafters.paced import at_budget, check_auto
 from oneglance.drafters.plain import NoDrafter
 from oneglance.drafters.pruned import Pruned
-from oneglance.drafters.settings import wants_block_head
+from oneglance.drafters.settings import head_of
 from oneglance.prefixes import PrefixStore
 from oneglance.runner import check_name, with_runner
 from oneglance.stream import Run, Step, Stream
-from oneglance.targets import locate, open_target
+from oneglance.targets import open_target
 from oneglance.targets.base import Target
 from oneglance.targets.chat import Message, encode
 from oneglance.targets.grammar import grammar_mask
@@ -277,15 +277,12 @@ def load(
         InputError: something does not exist, does not fit, or is not supported; the message names the fix.
     """
     target, head = os.fspath(target), None if head is None else os.fspath(head)
-    locate(target)
-    takes_own = wants_block_head(drafter)
-    if takes_own and head is None and not target.startswith("builtin:"):
-        raise InputError(f"target {target!r} needs a draft head: give head=…, or drafter='none' for plain decoding")
+    weights = head_of(target, head, drafter, advice="give head=…, or drafter='none' for plain decoding")
     check_name(runner)
     chosen = policy(tree)
     if budget == "auto":
         check_auto(chosen, fixed_shape=fixed_shape)
-    bind = prepare(drafter, head or (target if takes_own else None))
+    bind = prepare(drafter, weights)
     opened = open_target(
         target,
         dtype=dtype,

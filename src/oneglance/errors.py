@@ -13,6 +13,8 @@
     └── DraftError            a drafter failed inside a round; decoding goes on without it
 """
 
+import warnings
+
 
 class OneglanceError(Exception):
     """Base of every error that this package raises on purpose."""
@@ -61,3 +63,8 @@ class DraftError(OneglanceError):
 
 class OneglanceWarning(UserWarning):
     """Something that costs speed or acceptance, never a token."""
+
+
+def warn_user(message: str) -> None:
+    """Say something that costs speed, where nobody else is there to be told."""
+    warnings.warn(message, OneglanceWarning, stacklevel=2)

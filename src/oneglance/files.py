@@ -106,9 +106,29 @@ def write_atomically(path: Path, text: str) -> None:
     scratch.replace(place)
 
 
+def check_free(path: Path | None) -> None:
+    """Refuse at once what ``sole_writer`` would refuse later, before anything large is loaded.
+
+    Args:
+        path: of the file or folder; None where nothing is written.
+
+    Raises:
+        InputError: as there.
+    """
+    if (
+        path is not None and _real(path).parent.is_dir()
+    ):  # else nobody writes there, and bad input should leave no folder behind
+        with sole_writer(path):
+            pass
+
+
 @contextlib.contextmanager
-def sole_writer(path: Path) -> Iterator[None]:
+def sole_writer(path: Path, *, fix: str = "choose another --out") -> Iterator[None]:
     """Nobody else who asks may write to this file or folder meanwhile. The death of a process ends its right.
+
+    Args:
+        path: of the file or folder.
+        fix: what to do instead, for the message.
 
     Raises:
         InputError: another process has the right, or no lock can be made beside ``path``.
@@ -121,9 +141,9 @@ def sole_writer(path: Path) -> Iterator[None]:
         place.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
-        raise InputError(f"another process is writing to {path}; wait until it ends, or choose another --out") from None
+        raise InputError(f"another process is writing to {path}; wait until it ends, or {fix}") from None
     except OSError as error:
-        raise InputError(f"cannot lock {path} ({error.strerror or error}); choose another --out") from error
+        raise InputError(f"cannot lock {path} ({error.strerror or error}); {fix}") from error
     try:
         yield
     finally:
@@ -135,6 +155,50 @@ def sole_writer(path: Path) -> Iterator[None]:
 def _real(path: Path) -> Path:
     """Where links lead; unlike ``Path.resolve``, a loop of them is left for who opens it to report."""
     return Path(os.path.realpath(path))
+
+
+class Unchanged:
+    """Files that a run goes on writing, and nothing else may touch: one that goes missing takes finished work with it,
+    and to write on in its place would hide that.
+
+    Args:
+        paths: as they are now; one that is not there yet may come.
+    """
+
+    def __init__(self, *paths: Path) -> None:
+        self._sizes = {path: _size(path) for path in paths}
+
+    def check(self) -> None:
+        """See that they are as this run left them.
+
+        Raises:
+            InputError: one was removed or changed.
+        """
+        for path, size in self._sizes.items():
+            if _size(path) != size:
+                raise InputError(
+                    f"{path} was removed or changed by something else while this ran; run the same command again, "
+                    "which does what is missing, or choose another --out"
+                )
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """Change them.
+
+        Raises:
+            InputError: as ``check``, before anything is written.
+        """
+        self.check()
+        yield
+        self._sizes = {path: _size(path) for path in self._sizes}
+
+
+def _size(path: Path) -> int | None:
+    """Bytes of a file; None where there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
 
 
 def spliced(page: str, name: str, text: str) -> str:

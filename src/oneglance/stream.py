@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from oneglance.accept import Decision
 from oneglance.core import AcceptRule, CutReason, Drafter, Generation, Round, SamplingParams, TokenLogprobs
-from oneglance.decode import Guarded, decode
+from oneglance.decode import decode
+from oneglance.guard import Guarded
 from oneglance.prefixes import PrefixStore, Reuse
 from oneglance.targets.base import Target
 from oneglance.targets.loading import is_out_of_memory
@@ -100,7 +101,7 @@ class Run:
         self.text = self._empty_text()
         self.recorder = Recorder(self.text, params.logprobs)
         self.rule = make_rule(self.recorder.watch)
-        self.drafter = Guarded(drafter, warn)
+        self.drafter = Guarded(drafter, target.vocab_size, warn)
         self.warn = warn
         self.reuse = None if prefixes is None else Reuse(prefixes, target, self.drafter, inputs)
         self.rounds: list[Round] = []

@@ -20,10 +20,12 @@ __all__ = ["law_log", "prompts", "tiny"]
 
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """An empty cache, and few repeats: no figure is looked at."""
+    """An empty cache, and few repeats: no figure of the clock is looked at."""
     monkeypatch.setenv("ONEGLANCE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(timing, "REPEATS", 3)  # the first draft is not among those that are averaged
     monkeypatch.setattr(timing, "CONTEXTS", (32,))
+    monkeypatch.setattr(timing, "SPREAD", float("inf"))
+    monkeypatch.setattr(timing, "DIP", float("inf"))
     return tmp_path / "cache"
 
 
@@ -39,6 +41,18 @@ def test_generate_measures_once_and_writes_the_same_text(
     assert costs.provenance["target"] == str(text_target)
     monkeypatch.setattr(paced, "measure", lambda *_: pytest.fail("measured again"))
     assert run(*words, "--budget", "auto").json["token_ids"] == fixed["token_ids"]
+
+
+def test_costs_of_a_busy_machine_are_one_note_and_no_file(
+    run: Run, text_target: Path, text_head: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "SPREAD", 0.0)  # no times fit together
+    words = ["generate", "hi", "--target", text_target, "--head", text_head, "--max-new-tokens", 8, "--json"]
+    busy = run(*words, "--budget", "auto")
+    assert busy.code == 0
+    assert busy.err.count("do not fit together") == busy.err.count("note: ") == 1, busy.err
+    assert busy.json["token_ids"] == run(*words, "--budget", 15).json["token_ids"]
+    assert not (cache / "costs").exists()
 
 
 @pytest.mark.parametrize(
@@ -64,8 +78,8 @@ def test_a_damaged_cache_is_measured_anew_with_one_note(
     monkeypatch: pytest.MonkeyPatch,
     damage: dict[str, object],
 ) -> None:
-    def measured(*pair: Any) -> Costs:
-        return costs_of().model_copy(update={"provenance": timing.provenance(*pair)})
+    def measured(*pair: Any) -> timing.Measured:
+        return timing.Measured(costs_of().model_copy(update={"provenance": timing.provenance(*pair)}))
 
     monkeypatch.setattr(paced, "measure", measured)
     words = ["generate", "hi", "--target", text_target, "--head", text_head, "--max-new-tokens", 8, "--json"]

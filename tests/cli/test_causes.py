@@ -232,6 +232,8 @@ def test_logs_become_a_part_of_a_markdown_page(run: Run, tiny: tuple[object, ...
     assert beside["manifest"]["command"] != "ablate layers"
     page = tmp_path / "law.md"
     page.write_text("# Law\n\nwhat a person says\n\n<!-- report: written by the command -->\n<!-- /report -->\n")
+    for option, own in (("--rounds", log), ("--image-probe", probe), ("--ablation", arms)):
+        assert f"{own} is a log, and no result; name it by {option} {own}" in run("report", own, "--out", page).error
     words = ("report", "--rounds", log, "--image-probe", probe, "--ablation", arms, "--transfer", f"planted={log}")
     assert run(*words, "--resamples", 19, "--out", page).code == 0
     text = page.read_text()

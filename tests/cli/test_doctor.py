@@ -74,6 +74,11 @@ def test_shifting_layers_past_the_target_is_no_cause() -> None:
     assert load_checkpoint().config.target_layer_ids == load_checkpoint(str(HEAD)).config.target_layer_ids
 
 
+def test_a_head_of_another_target_is_sent_to_the_page(run: Run, text_target: Path) -> None:
+    error = run("doctor", *FAST, "--target", text_target, "--head", HEAD, "--json").error
+    assert error.endswith("; read docs/troubleshooting.md#a-mismatch-is-refused")
+
+
 def test_bad_input(run: Run, text_target: Path) -> None:
     assert "needs a draft head" in run("doctor", "--target", text_target, "--json").error
 

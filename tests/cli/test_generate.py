@@ -25,7 +25,7 @@ FIELDS = {
     "acceptance_histogram": dict,
     "num_draft_passes": int,
     "prefill_ms": float,
-    "decode_ms_per_token": float,
+    "ms_per_token": float,
     "fell_back": type(None),
     "target": str,
     "head": str,

@@ -4,10 +4,12 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from huggingface_hub.errors import NotASafetensorsRepoError, OfflineModeIsEnabled
 from safetensors.torch import load_file, save_file
 
 from baselines import eagle2_raw, eagle3_raw, tiny_eagle2, tiny_eagle3, tiny_medusa, tiny_vispec
@@ -15,7 +17,7 @@ from oneglance.commands import inspect
 from oneglance.drafters import DRAFTERS, layouts
 from oneglance.drafters.checkpoint import save_checkpoint
 from oneglance.targets.base import Target
-from oneglance.testing import FAMILIES, tiny_target
+from oneglance.testing import FAMILIES, save_target, tiny_target
 
 from .conftest import ASSETS, HEAD, Run, saved
 
@@ -125,6 +127,53 @@ def test_other_heads_are_named_and_compared(run: Run, vision_target: Path, tmp_p
     misfit = run("inspect", TARGET, tmp_path)
     assert misfit.code == 1
     assert "hidden size: the head has" in " ".join(misfit.out.split())
+
+
+def test_heads_on_the_hub_are_told_by_their_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether all of one lies in the cache, or its config alone; a target's tensors are not asked for."""
+    target = tiny_target("qwen3_vl")
+    save_checkpoint(tiny_eagle2(target), tmp_path / "whole", eagle2_raw(target))
+    shutil.copytree(tmp_path / "whole", tmp_path / "config", ignore=shutil.ignore_patterns("*.safetensors"))
+    save_target(target, tmp_path / "target")
+    asked: list[str] = []
+
+    def published(name: str) -> Any:
+        asked.append(name)
+        return SimpleNamespace(weight_map={"fc.weight": "model.safetensors", "imadpt.q": "model.safetensors"})
+
+    monkeypatch.setattr(inspect, "is_reachable", lambda _: True)
+    monkeypatch.setattr("huggingface_hub.get_safetensors_metadata", published)
+    monkeypatch.setattr(
+        "huggingface_hub.hf_hub_download", lambda name, file, **_: str(tmp_path / name.split("/")[1] / file)
+    )
+    assert inspect.drafter_for("owner/whole") == "eagle2"
+    assert inspect.drafter_for("owner/target") is None
+    assert asked == []
+    assert inspect.drafter_for("owner/config") == "vispec"
+    assert asked == ["owner/config"]
+
+
+def test_a_head_whose_weights_cannot_be_looked_at_is_no_target(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """EAGLE publishes pickles: the folder would pass for a target of one layer."""
+    head = tmp_path / "head"
+    head.mkdir()
+    (head / "config.json").write_text(json.dumps(eagle2_raw(tiny_target("qwen3"))))
+    (head / "pytorch_model.bin").write_bytes(b"PK")
+    assert "its weights are pickles" in run("inspect", head).error
+    (head / "pytorch_model.bin").unlink()
+
+    def fail(_: str) -> None:
+        raise failure
+
+    monkeypatch.setattr(inspect, "is_reachable", lambda _: True)
+    monkeypatch.setattr("huggingface_hub.get_safetensors_metadata", fail)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda name, file, **_: str(head / file))
+    failure: Exception = NotASafetensorsRepoError("none")
+    assert "its weights are pickles" in run("inspect", "owner/head").error
+    failure = OfflineModeIsEnabled("offline")
+    assert "cannot be listed (offline); download it first" in run("inspect", "owner/head").error
 
 
 def test_a_drafter_has_its_own_say_about_a_target(run: Run, text_target: Path, tmp_path: Path) -> None:

@@ -5,7 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from oneglance.commands.inspect import HEADS
+from oneglance.drafters.checkpoint import save_checkpoint
+from oneglance.testing import tiny_head, tiny_head_config, tiny_target
+
 from .conftest import Run
+from .test_inspect import OTHERS
 
 WORDS = ["audit", "--matrix", "--prompts", 1, "--tasks", "chartqa", "--max-new-tokens", 6, "--budget", 7]
 
@@ -24,6 +29,36 @@ def test_matrix_of_the_builtin_target(run: Run, tmp_path: Path, shape: list[str]
     assert stored["bugs"] == 0
     assert files[1].read_text().startswith("<!doctype html>")
     assert "| tree/7 | float32 | 1/1 |" in files[2].read_text()
+
+
+def test_every_kind_of_head_can_be_an_arm(run: Run, vision_target: Path, tmp_path: Path) -> None:
+    """Whatever drafter of the registry reads a head: ``--baseline NAME=HEAD`` gives it one."""
+    target = tiny_target("qwen3_vl")
+    words: list[object] = []
+    for drafter, (make, raw_of) in OTHERS.items():
+        save_checkpoint(make(target), tmp_path / drafter, raw_of(target))
+        words += ["--baseline", f"{drafter}={tmp_path / drafter}"]
+    assert {*OTHERS, "block"} == HEADS.keys()
+    save_checkpoint(tiny_head(target), tmp_path / "block", tiny_head_config(target))
+    words += [
+        "--target",
+        vision_target,
+        "--head",
+        tmp_path / "block",
+        "--threads",
+        1,
+        "--gate",
+        0.01,
+        "--max-new-tokens",
+        3,
+        "--json",
+    ]
+    done = run(*WORDS, *words)
+    assert done.code == 0, done.err
+    found = {row["name"]: row["total"] for row in done.json["rows"] if row["mode"] == "free-running"}
+    for drafter in OTHERS:
+        assert found[f"{drafter}/7"] == 1
+    assert not OTHERS.keys() & done.json["skipped"].keys()
 
 
 @pytest.mark.slow

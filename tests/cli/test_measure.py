@@ -207,7 +207,7 @@ def test_a_log_with_marginals_gets_its_width_on_the_page(law_log: Path) -> None:
         (("cost", "--sizes", "-1"), "--sizes must be at least 0"),
         (("cost", "--sizes", "7,99999999"), "--sizes must be at least 0 and at most 4096"),
         (("cost", "--budgets", "4097"), "--budgets must be at least 1 and at most 4096"),
-        (("cost", "--sizes", ""), "--sizes names no packed pass"),
+        (("cost", "--sizes", ""), "--sizes takes numbers such as"),
         (("bench", "--charge-tau", "tree"), "SYSTEM=TAU"),
         (("bench", "--systems", "warp"), "unknown system"),
         (("bench", "--data", "hf"), "--data needs --tasks"),
@@ -216,7 +216,7 @@ def test_a_log_with_marginals_gets_its_width_on_the_page(law_log: Path) -> None:
         (("ledger", "diff", "{none}", "{none}"), "cannot read the result"),
         (("reproduce", "table99"), "table1 to table17"),
         (("report", "--out", "page.docx"), "must end in .html"),
-        (("report", "{log}", "--out", "r.md"), "is no result"),
+        (("report", "{log}", "--out", "r.md"), "name it by --rounds"),
         (("worth-it", "--images", "{none}"), "there is no folder"),
     ],
 )

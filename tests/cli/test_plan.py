@@ -21,14 +21,15 @@ def test_plan_is_the_loaded_targets_size(run: Run, text_target: Path, text_head:
     words = ("plan", "--target", text_target, "--head", text_head, "--context", 500, "--prompt-rows", 100)
     found = run(*words, "--json").json
     model = open_target(str(text_target)).model
-    assert found["target"] == sum(p.numel() * p.element_size() for p in model.parameters())
-    assert found["head"] > 0
+    assert found["target_bytes"] == sum(p.numel() * p.element_size() for p in model.parameters())
+    assert found["head_bytes"] > 0
     half = run(*words, "--dtype", "bfloat16", "--json").json
-    assert half["target"] * 2 == found["target"]
-    assert half["total"] < found["total"]
+    assert half["target_bytes"] * 2 == found["target_bytes"]
+    assert half["total_bytes"] < found["total_bytes"]
     assert "at the peak" in run(*words).out
     plain = run("plan", "--target", text_target, "--drafter", "none", "--json").json
-    assert plain["head"] == 0
+    assert plain["head_bytes"] == 0
+    assert (plain["target"], plain["head"]) == (str(text_target), None)
     assert plain["context"] == 1024
 
 
@@ -37,7 +38,11 @@ def test_a_plan_is_checked_against_what_decoding_holds(run: Run, text_target: Pa
     words = ("plan", *pair, "--context", 300, "--prompt-rows", 100, "--budget", 31)
     found = run(*words, "--check", "--json")
     assert found.code == 0
-    assert found.json["target"] + found.json["head"] < found.json["measured"] <= found.json["total"]
+    assert (
+        found.json["target_bytes"] + found.json["head_bytes"]
+        < found.json["measured_bytes"]
+        <= found.json["total_bytes"]
+    )
 
 
 def test_plan_needs_no_weights(run: Run, text_target: Path, text_head: Path, tmp_path: Path) -> None:
@@ -47,19 +52,19 @@ def test_plan_needs_no_weights(run: Run, text_target: Path, text_head: Path, tmp
         bare.append(tmp_path / folder.name)
     whole = run("plan", "--target", text_target, "--head", text_head, "--json").json
     found = run("plan", "--target", bare[0], "--head", bare[1], "--json").json
-    assert found["total"] == whole["total"]
+    assert found["total_bytes"] == whole["total_bytes"]
 
 
 def test_images_are_counted_where_cross_attention_sees_them(run: Run, cross_target: Path) -> None:
     words = ("plan", "--target", cross_target, "--drafter", "none", "--context", 100, "--prompt-rows", 50)
     one, three = (run(*words, *more, "--json").json for more in ([], ["--num-images", 3]))
-    assert 0 < 3 * one["fixed_kv"] == three["fixed_kv"]
-    assert three["total"] - one["total"] >= 2 * one["fixed_kv"]
+    assert 0 < 3 * one["fixed_kv_bytes"] == three["fixed_kv_bytes"]
+    assert three["total_bytes"] - one["total_bytes"] >= 2 * one["fixed_kv_bytes"]
     assert "by cross-attention" in run(*words).out
     assert "--check decodes a text" in run(*words, "--num-images", 1, "--check").error
     checked = run(*words, "--check", "--json")
     assert checked.code == 0
-    assert checked.json["fixed_kv"] == 0
+    assert checked.json["fixed_kv_bytes"] == 0
 
 
 def test_bad_plans_are_one_line(run: Run, text_target: Path) -> None:

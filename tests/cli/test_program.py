@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import get_type_hints
 
 import pytest
+import typer
 
 from oneglance import __version__, cli
 from oneglance.commands import options
@@ -29,7 +30,7 @@ def test_help_lists_each_command_once_and_grouped(run: Run, words: list[str]) ->
     for name, row in cli.COMMANDS.items():
         assert result.out.count(row.help) == 1
         assert f"{name}  " in result.out
-    for panel in (cli.DECODE, cli.CHECK):
+    for panel in ("Run", "Prove", "Measure", "Train", "Study", "Ship"):
         assert f"{panel}:\n" in result.out
 
 
@@ -113,9 +114,24 @@ def interrupted() -> None:
     raise KeyboardInterrupt
 
 
+def too_large() -> None:
+    raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+def broken() -> None:
+    raise RuntimeError("shapes do not match")
+
+
+def failed() -> None:
+    raise typer.Exit(1)
+
+
+COMMANDS = (failing, noting, interrupted, too_large, broken, failed)
+
+
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = {f.__name__: cli.Row(f"{__name__}:{f.__name__}", "Test", "") for f in (failing, noting, interrupted)}
+    rows = {f.__name__: cli.Row(f"{__name__}:{f.__name__}", "Test", "") for f in COMMANDS}
     monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
     monkeypatch.setattr(cli, "COMMANDS", rows)
 
@@ -135,6 +151,14 @@ def test_our_warnings_are_noted_once_and_others_are_silent(run: Run) -> None:
 @pytest.mark.usefixtures("table")
 def test_interruption_exits_as_a_shell_expects(run: Run) -> None:
     assert run("interrupted").code == 130
+
+
+@pytest.mark.usefixtures("table")
+def test_out_of_memory_is_one_line_and_other_failures_are_not_hidden(run: Run) -> None:
+    assert run("too_large").error.endswith(f"{cli.OUT_OF_MEMORY} what to lower")
+    assert run("failed").code == 1
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        run("broken")
 
 
 @pytest.mark.parametrize("module", ["typer", "oneglance.commands.demo", "torch"])

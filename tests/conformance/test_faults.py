@@ -22,7 +22,7 @@ from oneglance.targets.loading import is_out_of_memory
 from oneglance.targets.state import Inputs
 from oneglance.testing import random_tree, tiny_head
 from oneglance.text import TextStream
-from oneglance.tree import best_first
+from oneglance.tree import best_first, from_path
 
 NUM_TOKENS = 24
 STAGES: dict[str, tuple[type, str]] = {
@@ -214,6 +214,85 @@ def test_nan_features_end_drafting_only(after: int, monkeypatch: pytest.MonkeyPa
     assert generation.token_ids == reference
     assert generation.num_draft_passes == after + 1
     assert "NaN" in (generation.fell_back or "")
+
+
+class Wayward(PlannedDrafter):
+    """A good drafter that does something wrong once, in its third round."""
+
+    budget = 15
+
+    def __init__(self, wrong: Callable[[TokenTree, int], Any], *args: Any, stage: str = "draft") -> None:
+        super().__init__(*args, budget=15, ranks=(0, 1, None))
+        self.wrong, self.stage = wrong, stage
+
+    def start(self, state: Any) -> Any:
+        return self
+
+    def draft(self, root: int, state: Any, draft_state: Any, *, max_depth: int) -> Any:
+        tree = super().draft(root, state, draft_state, max_depth=max_depth)
+        return self.wrong(tree, max_depth) if self.stage == "draft" and self.calls == 3 else tree
+
+    def num_passes(self, tree: TokenTree) -> Any:
+        return self.wrong(tree, 0) if self.stage == "num_passes" and self.calls == 3 else 1
+
+    def observe(self, done: Any) -> None:
+        if self.stage == "observe" and self.calls == 3:
+            self.wrong(done.tree, 0)
+
+
+def fail(tree: TokenTree, max_depth: int) -> None:
+    raise KeyError("nope")
+
+
+def with_tokens(token: Any) -> Callable[[TokenTree, int], TokenTree]:
+    """The last node holds another token."""
+    return lambda tree, max_depth: TokenTree((*tree.token_ids[:-1], token), tree.parents, tree.depths, tree.scores)
+
+
+def shorter_scores(tree: TokenTree, max_depth: int) -> TokenTree:
+    return TokenTree(tree.token_ids, tree.parents, tree.depths, tree.scores[:-1])
+
+
+WAYWARD: dict[str, tuple[str, Callable[[TokenTree, int], Any], str]] = {
+    "raises": ("draft", fail, r"KeyError: 'nope'"),
+    "nothing": ("draft", lambda tree, max_depth: None, "a NoneType, not a core.TokenTree"),
+    "list": ("draft", lambda tree, max_depth: [1, 2], "a list, not a core.TokenTree"),
+    "beyond the vocabulary": ("draft", with_tokens(10**7), r"token 10000000; the target's vocabulary has ids 0 to"),
+    "just beyond": ("draft", lambda tree, _: with_tokens(VOCABULARY)(tree, 0), "the target's vocabulary has ids 0 to"),
+    "negative": ("draft", with_tokens(-1), "token -1"),
+    "float": ("draft", with_tokens(5.5), "token ids of type float, not int"),
+    "tensor": ("draft", with_tokens(torch.tensor(5)), "token ids of type Tensor, not int"),
+    "too deep": ("draft", lambda tree, max_depth: from_path([1] * (max_depth + 1)), "in a row where max_depth is"),
+    "too wide": (
+        "draft",
+        lambda tree, _: TokenTree(tuple(range(16)), (0,) * 16, (1,) * 16),
+        "16 nodes where its budget",
+    ),
+    "twins": ("draft", lambda tree, _: TokenTree((7, 7), (0, 0), (1, 1)), "the same token twice below one node"),
+    "nan": ("draft", lambda tree, _: TokenTree((7,), (0,), (1,), (float("nan"),)), "scored a node with nan"),
+    "scores": ("draft", shorter_scores, "a tree of 15 tokens has 14 scores"),
+    "counts": ("num_passes", lambda tree, _: None, "TypeError: 'NoneType' object"),
+    "count fails": ("num_passes", fail, r"KeyError: 'nope'"),
+    "observer fails": ("observe", fail, r"KeyError: 'nope'"),
+}
+VOCABULARY = tiny("qwen3", "sdpa").vocab_size
+
+
+@pytest.mark.parametrize("name", WAYWARD)
+def test_a_drafter_that_breaks_its_word_ends_drafting_only(name: str) -> None:
+    stage, wrong, message = WAYWARD[name]
+    target, inputs, reference = problem()
+    drafter = Wayward(wrong, reference, len(inputs.token_ids), target.vocab_size, stage=stage)
+    told = f"the rest is decoded plainly: drafter {drafter.name}: .*{message}"
+    with pytest.warns(OneglanceWarning, match=told) as said:
+        generation = decode_ids(Decoder(target, drafter), inputs, NUM_TOKENS).generation
+    assert len(said) == 1
+    assert generation.token_ids == reference
+    assert generation.fell_back
+    drafted = [len(done.tree) > 0 for done in generation.rounds]
+    num_drafted = 2 if stage == "draft" else 3
+    assert drafted == [True] * num_drafted + [False] * (len(drafted) - num_drafted)
+    assert len(drafted) > num_drafted
 
 
 def broken_for(stream: Stream) -> None:

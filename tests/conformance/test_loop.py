@@ -84,11 +84,11 @@ def test_result_as_json(qwen3_vl: Target, inputs: Inputs, reference: list[int]) 
     generation = decode_ids(Decoder(qwen3_vl, NoDrafter()), inputs, 5).generation
     result = json.loads(json.dumps(generation.as_dict()))
     fields = "text token_ids finish_reason num_tokens num_rounds tau acceptance_histogram num_draft_passes prefill_ms"
-    assert {*fields.split(), "decode_ms_per_token", "target", "head"} <= result.keys()
+    assert {*fields.split(), "ms_per_token", "target", "head"} <= result.keys()
     assert result["token_ids"] == reference[:5]
     assert (result["num_rounds"], result["tau"], result["num_tokens"], result["head"]) == (4, 1.0, 5, None)
     assert result["prefill_ms"] > 0
-    assert result["decode_ms_per_token"] > 0
+    assert result["ms_per_token"] > 0
 
 
 # Caps and limits -------------------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ def test_nothing_is_run_for_a_cap_of_zero(qwen3_vl: Target, inputs: Inputs) -> N
         generation = decode_ids(Decoder(qwen3_vl, NoDrafter()), inputs, 0).generation
     assert not calls
     assert (generation.text, generation.num_tokens, generation.tau) == ("", 0, None)
-    assert generation.decode_ms_per_token is None
+    assert generation.ms_per_token is None
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_vl", "mllama"])
@@ -294,7 +294,7 @@ def test_a_failing_drafter_costs_speed_only(family: str, after: int, error: Exce
     assert sum(warning.category is OneglanceWarning for warning in caught) == 1
     assert generation.token_ids == reference
     assert drafter.calls == after + 1, "it is not asked again in this generation"
-    assert generation.fell_back == str(error)
+    assert generation.fell_back == (str(error) if isinstance(error, DraftError) else f"{type(error).__name__}: {error}")
     again = decode_ids(decoder, inputs, 12).generation  # the script fails once only
     assert again.token_ids == reference
     assert again.fell_back is None
@@ -349,6 +349,7 @@ def test_an_impossible_tree_ends_drafting_and_changes_no_token(
         assert decode_ids(Decoder(qwen3_vl, drafter), inputs, 6).generation.token_ids == reference[:6]
 
 
+@pytest.mark.filterwarnings("ignore:drafting ended")
 def test_a_tree_deeper_than_asked_for_changes_no_token(qwen3_vl: Target, inputs: Inputs, reference: list[int]) -> None:
     drafter = planned(qwen3_vl, inputs, reference)
     script = drafter.script

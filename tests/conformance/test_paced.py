@@ -2,8 +2,11 @@
 
 import random
 import warnings
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import repeat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +21,7 @@ from oneglance.drafters import paced, timing
 from oneglance.drafters.block import BlockDrafter
 from oneglance.drafters.ngram import prepare as prepare_ngram
 from oneglance.drafters.paced import Paced, at_budget
-from oneglance.drafters.timing import measure, provenance, verify_costs
+from oneglance.drafters.timing import DraftCost, Measured, VerifyCost, doubt_of, measure, provenance, verify_costs
 from oneglance.pace import Choice, Controller, Outlook
 from oneglance.runner.execution import Direct
 from oneglance.runner.static import StaticShape
@@ -61,9 +64,11 @@ def qwen3() -> Target:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """An empty cache, and few repeats: no figure is looked at."""
+    """An empty cache, and few repeats: no figure of a real clock is looked at."""
     monkeypatch.setenv("ONEGLANCE_CACHE", str(tmp_path))
     monkeypatch.setattr(timing, "REPEATS", 3)
+    monkeypatch.setattr(timing, "SPREAD", float("inf"))
+    monkeypatch.setattr(timing, "DIP", float("inf"))
     monkeypatch.setattr(timing, "CONTEXTS", (24, 40))
     return tmp_path
 
@@ -183,7 +188,7 @@ def test_a_failing_draft_ends_drafting_and_not_the_text(qwen3: Target) -> None:
 
 
 def test_measuring_times_every_width_in_every_context(qwen3: Target) -> None:
-    costs = measure(qwen3, bound(qwen3, budget=MAX_NODES))
+    costs = measure(qwen3, bound(qwen3, budget=MAX_NODES)).costs
     assert {(p.context, p.rows) for p in costs.verify} == {(c, n + 1) for c in (24, 40) for n in timing.SIZES}
     assert costs.draft_ms > 0
     assert costs.provenance["dtype"] == "float32"
@@ -194,7 +199,7 @@ def test_measuring_times_every_width_in_every_context(qwen3: Target) -> None:
 
 def test_of_padded_passes_the_full_ones_are_measured(qwen3: Target) -> None:
     """Between them a pass costs what the next one costs, and no width between is compared."""
-    costs = measure(qwen3.with_passes(StaticShape(Direct())), bound(qwen3, budget=MAX_NODES))
+    costs = measure(qwen3.with_passes(StaticShape(Direct())), bound(qwen3, budget=MAX_NODES)).costs
     assert costs.is_padded
     assert costs.ends == (15, 31, 63, 127)
     assert costs.at(24).verify_ms[3] == costs.at(24).verify_ms[15]
@@ -225,7 +230,7 @@ def test_costs_are_measured_once(qwen3: Target, quick: Path, monkeypatch: pytest
     bind = partial(at_budget, lambda target, **options: bound(target, **options), qwen3, budget="auto")
     costs = costs_of()  # with which every round drafts
     with monkeypatch.context() as patched:
-        found = lambda *given: costs.model_copy(update={"provenance": provenance(*given)})  # noqa: E731
+        found = lambda *given: Measured(costs.model_copy(update={"provenance": provenance(*given)}))  # noqa: E731
         patched.setattr(paced, "measure", found)
         first = bind(keeps=True)
     assert isinstance(first, Paced)
@@ -242,6 +247,142 @@ def test_costs_are_measured_once(qwen3: Target, quick: Path, monkeypatch: pytest
     assert cold.controller.learned() == Controller(first.controller.costs).learned()
     with pytest.raises(pytest.fail.Exception, match="measured again"):  # another precision has other costs
         at_budget(lambda target, **options: bound(target, **options), qwen3.in_float64(), budget="auto")
+
+
+class Clock:
+    """Stands still, but for packed passes and drafts: these take what a script says.
+
+    Args:
+        pass_ms: (N, how many packed passes ran before) → milliseconds.
+        draft_ms: of a draft.
+    """
+
+    def __init__(self, target: Target, pass_ms: Callable[[int, int], float], draft_ms: Iterator[float]) -> None:
+        self.now = 0.0
+        self.num_passes = 0
+        self._pass_ms, self._draft_ms = pass_ms, draft_ms
+        self._verify = target.verify
+        target.verify = self.verify  # type: ignore[method-assign]
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def verify(self, state: Any, root: int, tree: Any) -> Any:
+        self.now += self._pass_ms(len(tree), self.num_passes) / 1e3
+        self.num_passes += 1
+        return self._verify(state, root, tree)
+
+    def bind(self, target: Target, **options: Any) -> BlockDrafter:
+        drafter = bound(target, **options)
+        marginals = drafter.marginals
+
+        def timed(*args: Any) -> Any:
+            self.now += next(self._draft_ms) / 1e3
+            return marginals(*args)
+
+        drafter.marginals = timed  # type: ignore[method-assign]
+        return drafter
+
+
+PER_SERIES = len(timing.SIZES) * (3 + timing.WARMUPS)  # packed passes
+
+
+def quiet(size: int, _: int) -> float:
+    """Cheapest at 16 rows, as kernels may be; a single row costs more than two."""
+    return {0: 6.0, 15: 4.5}.get(size, 5.0 + 0.1 * size)
+
+
+@pytest.fixture
+def strict(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limits of the package again, at one context."""
+    monkeypatch.setattr(timing, "CONTEXTS", (24,))
+    monkeypatch.setattr(timing, "SPREAD", 1.5)
+    monkeypatch.setattr(timing, "DIP", 1.5)
+
+
+def scripted(
+    monkeypatch: pytest.MonkeyPatch,
+    target: Target,
+    pass_ms: Callable[[int, int], float],
+    draft_ms: Iterator[float] | None = None,
+) -> tuple[Clock, Callable[[], Any]]:
+    """A clock, and what binds a drafter of budget auto under it."""
+    clock = Clock(target, pass_ms, draft_ms or repeat(3.0))
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=clock.perf_counter))
+    return clock, lambda: at_budget(clock.bind, target, budget="auto", keeps=True)
+
+
+@pytest.mark.usefixtures("strict")
+def test_times_that_fit_together_are_kept_at_once(qwen3: Target, quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, bind = scripted(monkeypatch, qwen3, quiet)
+    costs = bind().controller.costs
+    assert len(list((quick / "costs").iterdir())) == 1
+    assert {(p.rows, round(p.ms, 6)) for p in costs.verify} == {(n + 1, round(quiet(n, 0), 6)) for n in timing.SIZES}
+    assert costs.draft_ms == pytest.approx(3.0)
+    num_passes = clock.num_passes
+    bind()
+    assert clock.num_passes == num_passes
+
+
+@pytest.mark.usefixtures("strict")
+def test_a_series_that_something_disturbed_is_measured_again(
+    qwen3: Target, quick: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only that one is, and only what came of the quiet one is kept."""
+
+    def disturbed(size: int, num_before: int) -> float:
+        return 177.0 if size == 0 and num_before < PER_SERIES else quiet(size, 0)
+
+    clock, bind = scripted(monkeypatch, qwen3, quiet)
+    bind()
+    undisturbed = clock.num_passes
+    (path,) = (quick / "costs").iterdir()
+    path.unlink()
+    del qwen3.verify  # type: ignore[method-assign]
+    clock, bind = scripted(monkeypatch, qwen3, disturbed)
+    costs = bind().controller.costs
+    assert clock.num_passes == undisturbed + PER_SERIES
+    assert [p.ms for p in costs.verify if p.rows == 1] == pytest.approx([6.0])
+    assert len(list((quick / "costs").iterdir())) == 1
+
+
+@pytest.mark.usefixtures("strict")
+@pytest.mark.parametrize(
+    ("pass_ms", "draft_ms", "reason"),
+    [
+        (lambda size, _: 177.0 if size == 0 else 35.0, None, "a pass of 0 nodes took 177 ms, and a pass of 1 node 35"),
+        (lambda size, n: quiet(size, n) * (1 + 9 * (n // len(timing.SIZES) % 2)), None, "took .* ms, and then"),
+        (quiet, iter([3.0, 9.0] * 99), "a draft of 16 nodes took"),
+    ],
+)
+def test_costs_of_a_busy_machine_serve_one_run(
+    qwen3: Target,
+    quick: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    pass_ms: Callable[[int, int], float],
+    draft_ms: Iterator[float] | None,
+    reason: str,
+) -> None:
+    clock, bind = scripted(monkeypatch, qwen3, pass_ms, draft_ms)
+    with pytest.warns(OneglanceWarning, match=f"do not fit together .*{reason}.*let nothing else run") as caught:
+        drafter = bind()
+    assert len(caught) == 1
+    assert clock.num_passes <= 3 * (len(timing.CONTEXTS) * PER_SERIES + 99)
+    decode_ids(Decoder(qwen3, drafter), prompt(qwen3), 40)
+    assert drafter.controller.num_rounds
+    assert not (quick / "costs").exists(), "neither costs nor what was learned by them"
+
+
+@pytest.mark.usefixtures("strict")
+def test_a_little_less_time_for_more_rows_is_no_disturbance() -> None:
+    """17 rows may take longer than 32; within the quartiles anything may."""
+    passes = [VerifyCost(15, 5.0, 5.0, 5.1, 9), VerifyCost(16, 8.0, 7.4, 8.4, 9), VerifyCost(31, 6.0, 6.0, 6.1, 9)]
+    assert doubt_of(passes) is None
+    assert "of 16 nodes took 9.3 ms, and a pass of 31 nodes 6.1 ms" in str(
+        doubt_of([*passes[:1], VerifyCost(16, 9.4, 9.3, 9.5, 9), *passes[2:]])
+    )
+    assert doubt_of([VerifyCost(16, 9.4, 9.3, 9.5, 9), VerifyCost(31, 6.0, 5.0, 7.0, 9)]) is None
+    assert "draft of 16 nodes" in str(doubt_of([DraftCost(16, 3.0, 2.0, 3.1, 0.0), DraftCost(64, 3.0, 3.0, 3.0, 0.0)]))
 
 
 def test_a_file_that_cannot_be_used_is_measured_anew(qwen3: Target, quick: Path) -> None:

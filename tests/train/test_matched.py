@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from baselines import tiny_eagle3
-from oneglance.commands.matched import numbers
+from oneglance.commands.opening import numbers
 from oneglance.core import InputError, SamplingParams
 from oneglance.decoder import Decoder
 from oneglance.drafters.block import BlockDrafter
@@ -98,8 +98,14 @@ def test_probe_sizes() -> None:
 
 
 def test_numbers_of_options() -> None:
-    assert numbers("--depths", "3,7") == [3, 7]
-    assert numbers("--layers", "0,1,2") == [0, 1, 2]
-    for text in ("3,x", "", "0"):
-        with pytest.raises(InputError, match="--depths takes numbers"):
-            numbers("--depths", text)
+    assert numbers("--depths", "3, 7,", least=1) == [3, 7]
+    assert numbers("--layers", "0,1,2", least=0) == [0, 1, 2]
+    for text, message in (
+        ("3,x", "takes numbers such as 3,7"),
+        (",", "takes numbers"),
+        ("0", "must be at least 1, got"),
+    ):
+        with pytest.raises(InputError, match=f"--depths {message}"):
+            numbers("--depths", text, least=1)
+    with pytest.raises(InputError, match="--depths must be at least 1 and at most 15, got '3,16'"):
+        numbers("--depths", "3,16", least=1, most=15)

@@ -27,7 +27,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"targets", "pdf", "pace"}),
     frozenset({"drafters"}),
     frozenset({"runner"}),
-    frozenset({"decode", "prefixes"}),
+    frozenset({"decode", "guard", "prefixes"}),
     frozenset({"stream"}),
     frozenset({"decoder", "reference", "tiny"}),
     frozenset(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from oneglance.core import InputError
-from oneglance.files import append_lines, parse_json, read_lines, read_object, sole_writer, write_atomically
+from oneglance.files import Unchanged, append_lines, parse_json, read_lines, read_object, sole_writer, write_atomically
 
 SETTINGS = ".run.json"
 OTHER = "choose another --out"
@@ -43,20 +43,36 @@ class Journal:
                 f"{path} was made with other settings ({_difference(stored, wanted)}); choose another --out"
             )
         self._beside = beside
+        self._files = Unchanged(path, beside)
 
     def describe(self, manifest: dict[str, Any], settings: dict[str, Any]) -> None:
         """Write the settings and the manifest beside the lines."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._beside, json.dumps({"settings": settings, "manifest": manifest}, indent=1))
+        with self._files.changing():
+            write_atomically(self._beside, json.dumps({"settings": settings, "manifest": manifest}, indent=1))
+
+    def check(self) -> None:
+        """See that lines and settings lie where they were written.
+
+        Raises:
+            InputError: something else removed or changed them.
+        """
+        self._files.check()
 
     def append(self, lines: list[dict[str, Any]]) -> None:
-        """Add finished lines; a torn one of a killed run goes first."""
-        append_lines(self.path, lines)
+        """Add finished lines; a torn one of a killed run goes first.
+
+        Raises:
+            InputError: as ``check``.
+        """
+        with self._files.changing():
+            append_lines(self.path, lines)
 
     def keep(self, lines: list[dict[str, Any]]) -> None:
         """Rewrite the file with these lines alone."""
         self.lines = lines
-        write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in lines))
+        with self._files.changing():
+            write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in lines))
 
     def take_back_last(self) -> set[tuple[str, str]]:
         """Task and prompt of what the lines hold whole. The last prompt may be torn: its lines go, to be made again."""
@@ -80,10 +96,12 @@ def journal(path: Path, settings: dict[str, Any]) -> Iterator[Journal]:
     """The journal at ``path``, which no other process can go on with meanwhile.
 
     Raises:
-        InputError: as ``Journal``, or another process is at it.
+        InputError: as ``Journal``, or another process is at it, or it was taken away before the end.
     """
     with sole_writer(path):
-        yield Journal(path, settings)
+        kept = Journal(path, settings)
+        yield kept
+        kept.check()
 
 
 def _difference(stored: Any, wanted: dict[str, Any]) -> str:

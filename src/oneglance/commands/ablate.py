@@ -13,6 +13,7 @@ from rich.table import Table
 
 from oneglance.commands import asking, opening, options, terminal
 from oneglance.core import InputError
+from oneglance.files import check_free
 
 if TYPE_CHECKING:
     from oneglance.bench.cases import Case
@@ -78,6 +79,7 @@ def conditioning(
 
     cases = asking.choose_cases(tasks, prompts, limit, data)
     others = {(case.task, case.id): case for case in derange(cases, seed=seed)}
+    check_free(out)
     decoder = _open(target, head, drafter, budget, dtype, device, device_map, attention, threads, runner)
     own = decoder.target
     arms: dict[str, ReadingOf] = {
@@ -133,6 +135,7 @@ def layers(
     from oneglance.bench.conditioning import only_layers
 
     cases = asking.choose_cases(tasks, prompts, limit, data)
+    check_free(out)
     decoder = _open(target, head, drafter, budget, dtype, device, device_map, attention, threads, runner)
     ids = decoder.drafter.target_layer_ids
 

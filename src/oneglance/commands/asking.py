@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from oneglance.commands import opening, options, terminal
-from oneglance.commands.audit import choose_tasks
 from oneglance.core import InputError
 
 if TYPE_CHECKING:
+    from oneglance.audit import Case as Encoded
     from oneglance.bench.cases import Case
+    from oneglance.targets.base import Target
 
 Limit = Annotated[int, typer.Option(metavar="N", min=1, rich_help_panel=options.DATA, help="Held-out prompts a task.")]
 
@@ -26,6 +27,21 @@ Data = Annotated[
         help="--tasks names official data sets, which lie here, or on the hub ([data]).",
     ),
 ]
+
+
+def choose_tasks(names: str) -> list[str]:
+    """Task names of a comma-separated list, or all.
+
+    Raises:
+        InputError: there is no such task.
+    """
+    from oneglance.tasks.synthetic import TASKS
+
+    chosen = list(TASKS) if names == "all" else opening.names_of(names)
+    unknown = [name for name in chosen if name not in TASKS]
+    if unknown or not chosen:
+        raise InputError(f"unknown task {', '.join(unknown) or names!r}; choose from {', '.join(TASKS)} or all")
+    return chosen
 
 
 def choose_cases(tasks: str | None, prompts: Path | None, limit: int, data: str | None = None) -> list[Case]:
@@ -45,6 +61,18 @@ def choose_cases(tasks: str | None, prompts: Path | None, limit: int, data: str 
     if prompts is not None:
         return from_file(prompts, limit)
     return suite(choose_tasks(tasks or "all"), limit)
+
+
+def held_out(target: Target, tasks: list[str], count: int) -> Iterator[Encoded]:
+    """``count`` held-out prompts, a task after the other in turn."""
+    from oneglance.audit import Case as Encoded
+    from oneglance.targets.chat import encode
+    from oneglance.tasks.synthetic import examples
+
+    for index in range(count):
+        start, place = divmod(index, len(tasks))
+        (example,) = examples(tasks[place], split="eval", limit=1, start=start)
+        yield Encoded(example.id, example.task, encode(target, example.prompt, images=[example.image]))
 
 
 def each(cases: Sequence[Case], *, done: Collection[tuple[str, str]], show: bool) -> Iterator[Case]:

@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.table import Table
 
 from oneglance.commands import opening, options, terminal
+from oneglance.commands.asking import choose_tasks, held_out
 from oneglance.core import AnyBudget, Drafter, InputError, OneglanceWarning
 
 if TYPE_CHECKING:
-    from oneglance.audit import AuditReport, BindDrafter, Case
-    from oneglance.targets.base import Target
+    from oneglance.audit import AuditReport, BindDrafter
 
 Budgets = Annotated[
     list[str] | None,
@@ -221,33 +221,6 @@ def _check_matrix(
         raise InputError("--gate, --baseline and --out go with --matrix; add it, or drop them")
     if matrix and (tree or len(budget) > 1 or dtype != "float32"):
         raise InputError("--matrix runs chain and tree at one budget, in float32 and bfloat16; drop --tree and --dtype")
-
-
-def choose_tasks(names: str) -> list[str]:
-    """Task names of a comma-separated list, or all.
-
-    Raises:
-        InputError: there is no such task.
-    """
-    from oneglance.tasks.synthetic import TASKS
-
-    chosen = list(TASKS) if names == "all" else opening.names_of(names)
-    unknown = [name for name in chosen if name not in TASKS]
-    if unknown or not chosen:
-        raise InputError(f"unknown task {', '.join(unknown) or names!r}; choose from {', '.join(TASKS)} or all")
-    return chosen
-
-
-def held_out(target: Target, tasks: list[str], count: int) -> Iterator[Case]:
-    """``count`` held-out prompts, a task after the other in turn."""
-    from oneglance.audit import Case
-    from oneglance.targets.chat import encode
-    from oneglance.tasks.synthetic import examples
-
-    for index in range(count):
-        start, place = divmod(index, len(tasks))
-        (example,) = examples(tasks[place], split="eval", limit=1, start=start)
-        yield Case(example.id, example.task, encode(target, example.prompt, images=[example.image]))
 
 
 def _follow(reports: Iterator[AuditReport], total: int, *, show: bool) -> AuditReport:

@@ -64,7 +64,7 @@ def bench(
     from oneglance.targets import open_fixed
 
     setup = measuring.Setup(target, head, budget, max_new_tokens, dtype, device, attention, threads, device_map, runner)
-    setup.check()
+    setup.check(out)
     charges = compare.charges(charge_tau or [])
     names, others = split(opening.names_of(systems))
     if "plain-shaped" in names and not fixed_shape:

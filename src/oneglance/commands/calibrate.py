@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from oneglance.commands import opening, options, terminal
-from oneglance.commands.audit import choose_tasks, held_out
+from oneglance.commands.asking import choose_tasks, held_out
 from oneglance.core import InputError
 
 Out = Annotated[Path, typer.Option(metavar="FILE", rich_help_panel=options.OUTPUT, help="Where δ is kept.")]

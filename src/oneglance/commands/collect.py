@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from oneglance.commands import opening, options, terminal
-from oneglance.commands.audit import choose_tasks
+from oneglance.commands.asking import choose_tasks
 from oneglance.core import InputError
+from oneglance.files import check_free
 
 if TYPE_CHECKING:
     from oneglance.targets.base import Target
@@ -130,6 +131,8 @@ def collect(
         raise InputError(f"{out} is not empty; leave out --no-resume, or choose another --out")
     if url and runner != "auto":
         raise InputError(f"--runner is of passes in this process, and --url asks servers; drop --runner {runner}")
+    if not dry_run:
+        check_free(out)
     opening.set_threads(threads)
     if url:
         answerer = _from_servers(target, url, served_model, max_new_tokens, concurrency, check_prompts)
@@ -273,12 +276,12 @@ def _from_servers(
 
 
 def _layout(target: Target, layers: str | None, long_side: int | None) -> Layout:
-    from oneglance.commands.matched import numbers
     from oneglance.train.caching import Layout
     from oneglance.train.initial import default_layers
     from oneglance.train.recipe import Data, HeadShape
 
-    chosen = tuple(numbers("--layers", layers)) if layers else default_layers(target, HeadShape().num_kept)
+    named = opening.numbers("--layers", layers, least=0) if layers else None
+    chosen = tuple(named or default_layers(target, HeadShape().num_kept))
     if max(chosen) >= target.num_layers or len(set(chosen)) < len(chosen):
         raise InputError(f"--layers takes different ones of 0 to {target.num_layers - 1}, got {layers}")
     return Layout(chosen, long_side, Data.model_fields["max_length"].default)

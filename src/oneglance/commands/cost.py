@@ -57,17 +57,15 @@ def cost(
     from oneglance.drafters.timing import MarginalDrafter, bush, verify_costs
 
     setup = measuring.Setup(target, head, budget, max_new_tokens, dtype, device, attention, threads, runner=runner)
-    setup.check()
+    setup.check(out)
     names = [name for name in opening.names_of(systems) if name != "plain"]
     if not names:
         raise InputError("cost needs a drafting system; name one with --systems")
     fixed = [name for name in names if name == "auto" or ":budget=" in name]
     if fixed:
         raise InputError(f"cost times trees of given sizes; name them with --budgets instead of {fixed[0]}")
-    more = numbers("--budgets", budgets or "", 1)
-    nodes = numbers("--sizes", sizes, 0)
-    if not nodes:
-        raise InputError("--sizes names no packed pass to time; give some, such as 0,63")
+    more = opening.numbers("--budgets", budgets, least=1, most=MAX_BUDGET) if budgets else []
+    nodes = opening.numbers("--sizes", sizes, least=0, most=MAX_BUDGET)
     bound = setup.bind(["plain", *names])
     sized = dict.fromkeys(names, budget)
     for name in names:
@@ -109,21 +107,6 @@ def cost(
         terminal.write_json(result)
     else:
         _show(terminal.console(), terminal.as_object(result))
-
-
-def numbers(option: str, text: str, least: int) -> list[int]:
-    """Numbers of nodes, comma-separated.
-
-    Raises:
-        InputError: it is none.
-    """
-    try:
-        found = [int(part) for part in text.split(",") if part.strip()]
-    except ValueError as error:
-        raise InputError(f"{option} takes whole numbers such as 15,31,63, got {text!r}") from error
-    if any(not least <= number <= MAX_BUDGET for number in found):
-        raise InputError(f"{option} must be at least {least} and at most {MAX_BUDGET}, got {text!r}")
-    return found
 
 
 def _show(console: Console, result: dict[str, Any]) -> None:

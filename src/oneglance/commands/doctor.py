@@ -16,6 +16,7 @@ from rich.text import Text
 from oneglance.commands import options, terminal
 from oneglance.commands.demo import CHART, PAGE, short
 from oneglance.commands.opening import open_decoder, read_images, sampling, set_threads
+from oneglance.core import HeadError
 
 if TYPE_CHECKING:
     from oneglance.commands.environment import Check
@@ -99,16 +100,19 @@ def doctor(
         console.print(findings(checks))
     if target == options.BUILTIN and dtype == "auto":
         dtype = "float32"
-    decoder = open_decoder(
-        target,
-        head,
-        budget=options.BUDGET,
-        dtype=dtype,
-        device=device,
-        device_map=device_map,
-        attention=attention,
-        runner=runner,
-    )
+    try:
+        decoder = open_decoder(
+            target,
+            head,
+            budget=options.BUDGET,
+            dtype=dtype,
+            device=device,
+            device_map=device_map,
+            attention=attention,
+            runner=runner,
+        )
+    except HeadError as error:
+        raise HeadError(f"{error}; read {HELP}#a-mismatch-is-refused") from error
     trials = [run_trial(decoder, prompt, image) for prompt, image in prompts_for(decoder)]
     diagnosis = diagnose(checks, decoder, trials, head=head or target)
     if console:
@@ -212,7 +216,6 @@ def likely_causes(decoder: Decoder, trials: list[Trial], head: str) -> list[str]
 
 def shifted_tau(decoder: Decoder, trial: Trial, head: str, shift: int) -> float | None:
     """τ with all kept layers moved by ``shift``; None where the target has no such layers."""
-    from oneglance.core import HeadError
     from oneglance.decoder import Decoder
     from oneglance.drafters.block import BlockDrafter
     from oneglance.drafters.checkpoint import load_checkpoint

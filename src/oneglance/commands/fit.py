@@ -15,6 +15,7 @@ from oneglance.commands import collect, opening, options, terminal
 from oneglance.commands.heads import show
 from oneglance.commands.train import follow, introduce, process_state
 from oneglance.core import OneglanceWarning
+from oneglance.files import check_free
 
 if TYPE_CHECKING:
     from oneglance.train.select import TaskScore
@@ -80,6 +81,9 @@ def fit_head(
     if done:
         _report(json, done, f"already finished: {_line(done)}")
         return
+    if state.is_main_process:
+        for folder in fit.folders(out).values():
+            check_free(folder)
     fit.check_begun(plan)
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, quiet=json)
     console.print(terminal.visible(plan.line()))

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from oneglance.commands import opening, options, terminal
 from oneglance.commands.opening import open_decoder, read_images, sampling
 from oneglance.core import InputError
-
-if TYPE_CHECKING:
-    pass
 
 Prompt = Annotated[str, typer.Argument(metavar="PROMPT", help="What to ask; - reads it from stdin.")]
 

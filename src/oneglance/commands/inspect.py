@@ -116,7 +116,43 @@ def drafter_for(name: str) -> str | None:
 
     if name.startswith("builtin:"):
         return "block"
-    return drafter_of(read_config(name), tensor_names(Path(os.path.expanduser(name))))
+    path = config_of(name)
+    config = parse_config(path)
+    found = drafter_of(config, tensor_names(path.parent))
+    if found is None and config.get("num_hidden_layers") == 1:  # as EAGLE's heads have, and no target
+        names = None if path.parent.joinpath("model.safetensors").exists() else published_tensors(name, path.parent)
+        found = drafter_of(config, names or ())
+    return found
+
+
+def published_tensors(name: str, folder: Path) -> frozenset[str]:
+    """Tensors of a hub id whose config alone lies in the cache; only headers are read.
+
+    Raises:
+        InputError: it has weights as pickles alone, or they cannot be looked at.
+    """
+    from huggingface_hub import constants, get_safetensors_metadata
+    from huggingface_hub.errors import HfHubHTTPError, NotASafetensorsRepoError, OfflineModeIsEnabled
+
+    pickles = InputError(
+        f"{name} has one layer, as a draft head has, and its weights are pickles, which are never loaded; "
+        "convert them to model.safetensors"
+    )
+    if any(folder.glob("*.bin")):
+        raise pickles
+    if os.path.isdir(os.path.expanduser(name)):
+        return frozenset()
+    try:
+        if not constants.HF_HUB_OFFLINE and not is_reachable(constants.ENDPOINT):
+            raise OfflineModeIsEnabled(f"{constants.ENDPOINT} does not answer")
+        return frozenset(get_safetensors_metadata(name).weight_map)
+    except NotASafetensorsRepoError as error:
+        raise pickles from error
+    except (HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise InputError(
+            f"{name} has one layer, as a draft head has, and its tensors cannot be listed ({reason}); download it first"
+        ) from error
 
 
 def named(place: str) -> Any:
@@ -125,11 +161,11 @@ def named(place: str) -> Any:
     return attrgetter(name)(import_module(module))
 
 
-def read_config(name: str) -> Mapping[str, Any]:
-    """``config.json`` of a folder or of a hub id.
+def config_of(name: str) -> Path:
+    """Where the ``config.json`` of a folder or of a hub id lies.
 
     Raises:
-        InputError: there is none, or it is no JSON object.
+        InputError: there is none.
     """
     path = Path(os.path.expanduser(name))  # pathlib's raises for an unknown user
     if path.is_dir():
@@ -143,6 +179,15 @@ def read_config(name: str) -> Mapping[str, Any]:
         raise InputError(f"there is no {name}; give a folder, a hub id (owner/name) or {options.BUILTIN}")
     else:
         path = download_config(name)
+    return path
+
+
+def parse_config(path: Path) -> Mapping[str, Any]:
+    """A ``config.json``.
+
+    Raises:
+        InputError: it is no JSON object.
+    """
     try:
         config = parse_json(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:

@@ -14,6 +14,7 @@ from rich.table import Table
 from oneglance.commands import opening, options, terminal
 from oneglance.commands.train import Overrides, Recipe, Resume, follow, introduce, process_state
 from oneglance.core import InputError
+from oneglance.files import check_free
 
 if TYPE_CHECKING:
     from oneglance.train.matched import Score
@@ -68,23 +69,28 @@ def train_matched(
     opening.check_tree(budget, None)
     if max_new_tokens < 2:
         raise InputError(f"a probe answer needs a round: give --max-new-tokens 2 or more, got {max_new_tokens}")
-    lengths, asked = numbers("--depths", depths), numbers("--sizes", sizes) if sizes else None
-    theirs = matched_recipe(
-        plan, layer_ids=tuple(numbers("--layers", layers)) if layers else None, draft_vocab_size=draft_vocab
-    )
+    lengths = opening.numbers("--depths", depths, least=1)
+    asked = opening.numbers("--sizes", sizes, least=1) if sizes else None
+    kept = tuple(opening.numbers("--layers", layers, least=0)) if layers else None
+    theirs = matched_recipe(plan, layer_ids=kept, draft_vocab_size=draft_vocab)
+    folder = out or Path("runs") / plan.name
+    recipes = {"block": plan, "eagle3": theirs}
+    for name in recipes if state.is_main_process else ():
+        check_free(folder / name)
     if plan.data.heldout is None:
         raise InputError(f"recipe {plan.name!r} has no data.heldout, which the probe decodes; collect some and name it")
     corpora = {str(plan.data.heldout): read_traces(plan.data.heldout).rows}
     corpora |= {str(second): read_traces(second).rows} if second else {}
     chosen = {name: probe_sizes(asked, len(rows)) for name, rows in corpora.items()}
     opening.set_threads(threads)
-    folder = out or Path("runs") / f"{plan.name}-matched"
     target = open_target(plan.target, dtype=plan.target_dtype, device=device or str(state.device))
     check_origin([second] if second else [], target, fix="give --second this target's own answers")
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, quiet=json)
-    pair = {"block": plan, "eagle3": theirs}
-    trainers = {name: HeadTrainer(own, target, folder / name) for name, own in pair.items()}  # both are checked first
+    # both are made before one is trained: what is wrong with the second is said at once
+    trainers = {name: HeadTrainer(own, target, folder / name) for name, own in recipes.items()}
     heads = {name: train_one(trainer, console, resume=resume) for name, trainer in trainers.items()}
+    if not state.is_main_process:
+        return
     drafters = arms(folder / "block" / "head", folder / "eagle3" / "head", target, budget=budget, depths=lengths)
     found: list[Score] = []
     for name, rows in corpora.items():
@@ -104,21 +110,6 @@ def train_matched(
         terminal.write_json(result)
     else:
         show(terminal.console(), terminal.as_object(result))
-
-
-def numbers(option: str, text: str) -> list[int]:
-    """Positive numbers, or 0 for a layer, comma-separated.
-
-    Raises:
-        InputError: something else.
-    """
-    try:
-        found = [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise InputError(f"{option} takes numbers such as 3,7, got {text!r}") from error
-    if min(found) < (0 if option == "--layers" else 1):
-        raise InputError(f"{option} takes numbers from 1 on, got {text!r}")
-    return found
 
 
 def train_one(trainer: HeadTrainer, console: Console, *, resume: bool) -> dict[str, Any]:

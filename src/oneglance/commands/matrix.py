@@ -13,7 +13,7 @@ from rich.console import Console
 from oneglance.audit import BindDrafter
 from oneglance.bench.manifest import manifest
 from oneglance.commands import opening, terminal
-from oneglance.commands.audit import held_out
+from oneglance.commands.asking import held_out
 from oneglance.core import InputError
 from oneglance.drafters import installed, prepare
 from oneglance.files import spliced

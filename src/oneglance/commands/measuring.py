@@ -12,6 +12,7 @@ import typer
 
 from oneglance.commands import opening, options, terminal
 from oneglance.core import DEFAULT_BUDGET, InputError
+from oneglance.files import check_free
 
 if TYPE_CHECKING:
     from oneglance.bench.cases import Case
@@ -52,11 +53,14 @@ class Setup:
     device_map: str | None = None
     runner: str = "auto"
 
-    def check(self) -> None:
+    def check(self, *outs: Path | None) -> None:
         """Refuse what can be refused before a target is read.
 
+        Args:
+            outs: where results will go.
+
         Raises:
-            InputError: a value that no benchmark can have.
+            InputError: a value that no benchmark can have, or another process is at one of the results.
         """
         if self.max_new_tokens < 2:
             raise InputError(f"a benchmark needs at least two new tokens, got --max-new-tokens {self.max_new_tokens}")
@@ -66,6 +70,8 @@ class Setup:
         check_name(self.runner)
         locate(self.target)
         opening.check_tree(self.budget, None)
+        for out in outs:
+            check_free(out and partial(out))
         opening.set_threads(self.threads)
 
     def bind(self, names: Sequence[str]) -> dict[str, Bind]:

@@ -52,6 +52,24 @@ def names_of(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
+def numbers(option: str, text: str, *, least: int, most: int | None = None) -> list[int]:
+    """The whole numbers of a comma-separated list, one at least.
+
+    Raises:
+        InputError: something else, none, or one out of bounds.
+    """
+    try:
+        found = [int(part) for part in names_of(text)]
+    except ValueError:
+        found = []
+    if not found:
+        raise InputError(f"{option} takes numbers such as {max(3, least)},{max(7, least)}, got {text!r}")
+    if min(found) < least or (most is not None and max(found) > most):
+        bound = "" if most is None else f" and at most {most}"
+        raise InputError(f"{option} must be at least {least}{bound}, got {text!r}")
+    return found
+
+
 def note_foreign(target: str, images: Sequence[Image.Image] | None = None) -> None:
     """Say that the built-in model reads its own kind of page only, where images of another size are to be read.
 
@@ -59,9 +77,11 @@ def note_foreign(target: str, images: Sequence[Image.Image] | None = None) -> No
         target: as named.
         images: to be read; None where they are not open yet, and whatever the user has counts as foreign.
     """
+    if target != options.BUILTIN:
+        return
     from oneglance.tasks.pages.page import SHEET, SQUARE
 
-    if target == options.BUILTIN and (images is None or any(image.size not in (SQUARE, SHEET) for image in images)):
+    if images is None or any(image.size not in (SQUARE, SHEET) for image in images):
         message = (
             f"{target} reads only drawn pages like those of the built-in suite; for others give --target and --head "
             "(oneglance heads lists some)"
@@ -192,17 +212,10 @@ def head_name(target: str, head: str | None, drafter: str) -> str | None:
     Raises:
         InputError: there is no such target, or it is another one and has no head.
     """
-    from oneglance.drafters.settings import wants_block_head
-    from oneglance.targets import locate
+    from oneglance.drafters.settings import head_of
 
-    locate(target)
-    takes_own = wants_block_head(drafter)
-    if takes_own and head is None and not target.startswith("builtin:"):
-        raise InputError(
-            f"target {target!r} needs a draft head: give --head, or --drafter none for plain decoding; oneglance heads "
-            "lists heads, oneglance fit-head makes one"
-        )
-    return head or (target if takes_own else None)
+    advice = "give --head, or --drafter none for plain decoding; oneglance heads lists heads, fit-head makes one"
+    return head_of(target, head, drafter, advice=advice)
 
 
 def set_threads(threads: int | None) -> None:

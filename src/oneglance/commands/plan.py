@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -88,16 +87,27 @@ def plan(
         budget=budget,
         images=num_images if num_images is not None else 0 if check else 1,
     )
-    result = {**asdict(found), "total": found.total, "target_name": target, "head_name": name}
+    result: dict[str, Any] = {
+        "target": target,
+        "head": name,
+        "dtype": found.dtype,
+        "context": found.context,
+        "prompt_rows": found.prompt,
+        "num_images": found.images,
+        "budget": found.budget,
+        **{f"{part}_bytes": getattr(found, part) for part in NAMES},
+        "total_bytes": found.total,
+    }
     if check:
-        result["measured"] = _measured(found, target, head, drafter, dtype)
+        result["measured_bytes"] = _measured(found, target, head, drafter, dtype)
     if json:
         terminal.write_json(result)
     else:
         _show(terminal.console(), found)
         if check:
-            print(f"measured: {_size(result['measured'])}, {result['measured'] / found.total:.0%} of the estimate")
-    if check and result["measured"] > found.total:
+            measured = result["measured_bytes"]
+            print(f"measured: {_size(measured)}, {measured / found.total:.0%} of the estimate")
+    if check and result["measured_bytes"] > found.total:
         raise typer.Exit(1)
 
 
@@ -115,9 +125,8 @@ def _show(console: Console, found: Plan) -> None:
         f"about {_size(found.total)} at the peak"
     )
     table = Table("part", "memory", title=title, title_justify="left")
-    parts: dict[str, Any] = asdict(found)
     for part, name in NAMES.items():
-        table.add_row(name, _size(parts[part]))
+        table.add_row(name, _size(getattr(found, part)))
     console.print(table)
 
 

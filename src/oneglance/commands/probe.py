@@ -12,6 +12,7 @@ from rich.table import Table
 
 from oneglance.commands import asking, logs, opening, options, terminal
 from oneglance.core import InputError
+from oneglance.files import check_free
 
 if TYPE_CHECKING:
     from oneglance.bench.cases import Case
@@ -65,6 +66,7 @@ def image(
         raise InputError(f"a round with something to accept needs three tokens, got --max-new-tokens {max_new_tokens}")
     cases = asking.choose_cases(tasks, prompts, limit, data)
     swapped = derange(cases, seed=seed)
+    check_free(out)
     decoder = opening.open_decoder(
         target,
         head,

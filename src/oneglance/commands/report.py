@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from oneglance.commands import opening, options, terminal
-from oneglance.commands.audit import choose_tasks
+from oneglance.commands.asking import choose_tasks
 from oneglance.commands.tail import Resamples
 from oneglance.core import InputError
-from oneglance.files import parse_json
+from oneglance.files import parse_json, parse_object
 
 if TYPE_CHECKING:
     from oneglance.report.section import Section
@@ -191,7 +191,24 @@ def _read(path: Path) -> dict[str, Any]:
         raise InputError(f"cannot read the result {path}: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError):
         pass
+    option = _option_of(path)
+    if option is not None:
+        raise InputError(f"{path} is a log, and no result; name it by {option} {path}")
     raise InputError(f"{path} is no result; bench, sweep, cost, worth-it and train-matched write them")
+
+
+def _option_of(path: Path) -> str | None:
+    """The option that takes a log of another command; None for what is none."""
+    from oneglance.report.causes import MISMATCHED, RIGHT
+
+    try:
+        with path.open(encoding="utf-8") as file:
+            first = parse_object(file.readline())
+    except (OSError, ValueError):
+        return None
+    if "h_nats" in first:
+        return "--image-probe" if first.get("run") in (RIGHT, MISMATCHED) else "--rounds"
+    return "--ablation" if {"task", "prompt", "rounds"} <= first.keys() else None
 
 
 def _is_result(data: dict[str, Any]) -> bool:

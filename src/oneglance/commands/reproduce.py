@@ -10,7 +10,6 @@ import typer
 from rich.table import Table
 
 from oneglance.commands import asking, measuring, opening, options, terminal
-from oneglance.commands.audit import choose_tasks
 
 if TYPE_CHECKING:
     from oneglance.bench.metrics import Row
@@ -46,7 +45,7 @@ def reproduce(
     chosen = paper.choose(item)
     setup = measuring.Setup(target, head, budget, max_new_tokens, dtype, device, attention, threads, runner=runner)
     setup.check()
-    names = choose_tasks(tasks or "all")
+    names = asking.choose_tasks(tasks or "all")
     lines: list[Line] = []
     for one in chosen:
         ours = MEASURES[one.kind](setup, names, limit) if measure and one.kind else []

@@ -11,6 +11,7 @@ import typer
 
 from oneglance.commands import asking, opening, options, terminal
 from oneglance.core import InputError
+from oneglance.files import check_free
 
 if TYPE_CHECKING:
     from oneglance.bench.cases import Case
@@ -75,6 +76,7 @@ def rounds(
     margin = opening.gate(gate)
     opening.sampling(max_new_tokens, temperature=temperature, seed=seed or 0)
     cases = asking.choose_cases(tasks, prompts, limit, data)
+    check_free(out)
     decoder = opening.open_decoder(
         target,
         head,
@@ -152,6 +154,7 @@ def _record(
                 saliency=measure,
             )
             fell_back += done.generation.fell_back is not None
+            log.check()
             if done.marginals is not None:
                 save_marginals(out, case.task, case.id, done.marginals)
             log.append([asdict(row) for row in done.rows])

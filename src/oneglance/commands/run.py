@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from oneglance.commands import opening, options, terminal
 from oneglance.commands.opening import open_decoder, sampling
 from oneglance.core import InputError
+from oneglance.files import check_free
 
 if TYPE_CHECKING:
     from oneglance.bulk import Failure, Job, Row
@@ -83,6 +84,7 @@ def run(
     if not pages:
         raise InputError("the inputs hold no pages")
     pages = [with_system(page, system) for page in pages]
+    check_free(out)
     opening.note_foreign(target)
     decoder = open_decoder(
         target,
@@ -160,7 +162,7 @@ def report(job: Job) -> None:
         parts.append(f"{job.num_skipped} were there already")
     parts.append(f"{job.num_tokens} tokens")
     if total.tau is not None:
-        parts.append(f"{total.num_rounds} rounds · τ {total.tau:.2f} · {total.draft_passes} draft passes")
+        parts.append(f"{total.num_rounds} rounds · τ {total.tau:.2f} · {total.num_draft_passes} draft passes")
         parts.append(f"{job.decode_ms / max(job.num_tokens, 1):.2f} ms/token")
     if total.fell_back:
         parts.append(f"drafting ended early in {total.fell_back} of them")

@@ -59,7 +59,8 @@ def sweep(
     along = sweeps.axis(axis)
     chosen = sweeps.values_of(along, values)
     setup = measuring.Setup(target, head, budget, max_new_tokens, dtype, device, attention, threads, runner=runner)
-    setup.check()
+    places = {value: None if out is None else _place(out, value) for value in ([None] if along.is_shared else chosen)}
+    setup.check(*places.values())
     if along.name == "threads" and threads is not None:
         raise InputError("sweep threads sets the threads itself; give --values instead of --threads")
     names = opening.names_of(systems or ("chain" if along.name == "depth" else "tree"))
@@ -75,9 +76,8 @@ def sweep(
     base = Bench(setup.open(), made, params, warmup=warmup, replicates=replicates)
     points: list[Point] = []
     records: list[Record] = []
-    for value in [None] if along.is_shared else chosen:
+    for value, place in places.items():
         clock = base if value is None else sweeps.at(base, along, value)
-        place = None if out is None else _place(out, value)
         done = measuring.measure(clock, cases, {**settings, "value": value}, out=place, show=not json)
         points += sweeps.points(done, value)
         records += done
@@ -88,8 +88,9 @@ def sweep(
         "rows": [{"value": point.value, "context": point.context, **point.row.as_dict()} for point in points],
     }
     measuring.finish(out, result, records)
-    for value in [] if out is None or along.is_shared else chosen:
-        measuring.finish_part(_place(out, value))  # type: ignore[arg-type]
+    for place in places.values():
+        if place not in (None, out):
+            measuring.finish_part(place)
     if json:
         terminal.write_json(result)
     else:

@@ -184,7 +184,7 @@ def summary(generation: Generation) -> str:
         f"{len(generation.rounds)} rounds",
         f"τ {_figure(generation.tau)}",
         f"{generation.num_draft_passes} draft passes",
-        f"{_figure(generation.decode_ms_per_token)} ms/token",
+        f"{_figure(generation.ms_per_token)} ms/token",
         f"prefill {generation.prefill_ms:.0f} ms",
     ]
     if any(r.gated for r in generation.rounds):

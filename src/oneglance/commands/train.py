@@ -12,6 +12,7 @@ from rich.console import Console
 
 from oneglance.commands import opening, options, terminal
 from oneglance.core import InputError, OneglanceWarning
+from oneglance.files import check_free
 
 if TYPE_CHECKING:
     from oneglance.train.trainer import HeadTrainer, Progress
@@ -58,6 +59,7 @@ def train(
     folder = out or Path("runs") / plan.name
     if state.is_main_process:
         check_run(folder, plan, resume=resume)
+        check_free(folder)
     target = open_target(plan.target, dtype=plan.target_dtype, device=device or str(state.device))
     trainer = HeadTrainer(plan, target, folder, trackers=tracker or ())
     console = Console(

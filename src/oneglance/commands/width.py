@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from oneglance.commands import logs, options, terminal
+from oneglance.commands import logs, opening, options, terminal
 from oneglance.core import InputError
 
 if TYPE_CHECKING:
@@ -110,11 +110,8 @@ def _show_rules(console: Console, rules: dict[str, tuple[RuleResult, ...]]) -> N
 
 
 def _numbers(text: str, most: int) -> list[int]:
-    try:
-        sizes = sorted({int(part) for part in text.split(",")})
-    except ValueError as error:
-        raise InputError(f"--budgets takes numbers such as 15,31,63, got {text!r}") from error
-    if sizes[0] < 1 or sizes[-1] > most:
+    sizes = sorted(set(opening.numbers("--budgets", text, least=1)))
+    if sizes[-1] > most:
         raise InputError(f"--budgets must lie in 1..{most} (--max-budget), got {text!r}")
     return sizes
 

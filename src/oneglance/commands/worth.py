@@ -45,7 +45,7 @@ def worth_it(
     from oneglance.train.prompts import read_questions
 
     setup = measuring.Setup(target, head, budget, max_new_tokens, dtype, device, attention, threads, runner=runner)
-    setup.check()
+    setup.check(out)
     cases = own_images(images, read_questions(prompts), limit)
     bound = setup.bind(["plain", "chain", "tree"])
     opening.note_foreign(target)

@@ -173,7 +173,8 @@ def at_budget(
     Args:
         bind: of the drafter (``drafters.prepare``).
         target: what it drafts for.
-        budget: N, or ``auto``: the costs of this machine, dtype and threads are measured once and kept.
+        budget: N, or ``auto``: the costs of this machine, dtype and threads are measured once and kept, unless other
+            work disturbed that.
         keeps: with ``auto``, go on with what earlier processes learned, and keep what this one does.
         options: of the drafter.
 
@@ -193,13 +194,20 @@ def _paced(drafter: MarginalDrafter, target: Target, *, keeps: bool) -> Paced:
     where = provenance(target, drafter)
     path = cache_file(where)
     try:
-        found = read_costs(path, where)
-        if found is not None:
-            costs, learned = found
+        kept = read_costs(path, where)
+        if kept is not None:
+            costs, learned = kept
             return Paced(drafter, Controller.resume(costs, learned if keeps else {}), path if keeps else None)
     except (InputError, ValueError, TypeError, ArithmeticError) as error:
         _warn(f"{error}; measuring anew")
-    controller = Controller(measure(target, drafter))
+    found = measure(target, drafter)
+    controller = Controller(found.costs)
+    if found.doubt is not None:
+        _warn(
+            f"the times of passes do not fit together ({found.doubt}), so --budget auto reckons with them in this run "
+            "and keeps none; let nothing else run on this machine, and the next run measures and keeps them"
+        )
+        return Paced(drafter, controller)
     try:
         write_costs(path, controller.costs, controller.learned())
     except OSError as error:

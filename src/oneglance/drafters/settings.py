@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from oneglance.core import MAX_BUDGET, InputError
+from oneglance.targets import locate
 
 # What a tree can have, for pydantic's models; ``check_budget`` says it to people
 Budget = Annotated[int, Field(ge=1, le=MAX_BUDGET)]
@@ -49,6 +50,23 @@ def split(name: str) -> tuple[str, dict[str, str]]:
 def wants_block_head(drafter: str) -> bool:
     """Whether the drafter is the block head, whatever its settings: the one that built-in targets bring along."""
     return split(drafter)[0] == "block"
+
+
+def head_of(target: str, head: str | None, drafter: str, *, advice: str) -> str | None:
+    """The weights to load: those given, or the built-in target's own block head. Reads nothing.
+
+    Args:
+        target, head, drafter: as named.
+        advice: what whoever named them can do where a head is missing.
+
+    Raises:
+        InputError: there is no such target, or it is another one and has no head.
+    """
+    locate(target)
+    takes_own = wants_block_head(drafter)
+    if takes_own and head is None and not target.startswith("builtin:"):
+        raise InputError(f"target {target!r} needs a draft head: {advice}")
+    return head or (target if takes_own else None)
 
 
 def read_settings(kind: type[S], drafter: str, given: Mapping[str, object]) -> S:

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import cycle, islice
-from typing import Any, Protocol, runtime_checkable
+from itertools import combinations, cycle, islice
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import torch
 
@@ -25,6 +25,9 @@ SIZES = (0, 1, 3, 7, 15, 31, 63, MAX_NODES)  # nodes of the timed passes
 CONTEXTS = (256, 2048)  # rows in the cache; at most half of the target's own context
 REPEATS, WARMUPS = 15, 2
 ENOUGH_S = 20.0  # no further turn of a series begins after that, once there are three
+TRIES = 3  # of a series whose times do not fit together
+SPREAD = 1.5  # most of the upper quartile over the lower one, where nothing else runs
+DIP = 1.5  # most that fewer rows take over more rows: kernels like round numbers, though not so much
 
 
 @runtime_checkable
@@ -47,6 +50,7 @@ class VerifyCost:
     low_ms: float
     high_ms: float
     repeats: int
+    kind: ClassVar[str] = "pass"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +58,28 @@ class DraftCost:
     """A draft pass that takes in one row, on one prompt's state.
 
     Attributes:
-        ms, low_ms: median and lower quartile.
+        nodes: of the tree that is built as well; 0 for the pass alone.
+        ms, low_ms, high_ms: median and quartiles.
         ingest_ms: each further row, from the first draft of the prompt.
     """
 
+    nodes: int
     ms: float
     low_ms: float
+    high_ms: float
     ingest_ms: float
+    kind: ClassVar[str] = "draft"
+
+
+Cost = TypeVar("Cost", VerifyCost, DraftCost)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Costs, and why they cannot be those of a machine that does nothing else; None where they can."""
+
+    costs: Costs
+    doubt: str | None = None
 
 
 def provenance(target: Target, drafter: Drafter) -> dict[str, str | int | None]:
@@ -83,19 +102,25 @@ def provenance(target: Target, drafter: Drafter) -> dict[str, str | int | None]:
     }
 
 
-def measure(target: Target, drafter: MarginalDrafter) -> Costs:
-    """Time packed passes at a few widths and contexts, and the draft pass at the shorter context. Takes seconds."""
+def measure(target: Target, drafter: MarginalDrafter) -> Measured:
+    """Time packed passes at a few widths and contexts, and the draft pass at the shorter context. Takes seconds.
+
+    A series whose times do not fit together is repeated, a few times at most.
+    """
     contexts = sorted({min(size, target.context_length // 2) for size in CONTEXTS})
     prompts = [prompt_of(target, size) for size in contexts]
     sizes = unpadded(target, SIZES)
-    points = [  # what disturbs a pass only ever adds to it: the lower quartile is nearer to its cost than the median
-        Point(context=len(prompt.token_ids), rows=cost.nodes + 1, ms=cost.low_ms)
-        for prompt in prompts
-        for cost in verify_costs(target, prompt, sizes, repeats=REPEATS, seconds=ENOUGH_S)
-    ]
+    points, doubts = [], []
+    for prompt in prompts:
+        passes, doubt = _settled(partial(verify_costs, target, prompt, sizes, repeats=REPEATS, seconds=ENOUGH_S))
+        # what disturbs a pass only ever adds to it: the lower quartile is nearer to its cost than the median
+        points += [Point(context=len(prompt.token_ids), rows=cost.nodes + 1, ms=cost.low_ms) for cost in passes]
+        doubts.append(doubt)
     narrow, wide = RANKS[0], RANKS[2]
-    few, many = (draft_costs(target, drafter, prompts[0], num_nodes=nodes) for nodes in (narrow, wide))
-    return Costs(
+    (few, many), doubt = _settled(
+        lambda: [draft_costs(target, drafter, prompts[0], num_nodes=nodes) for nodes in (narrow, wide)]
+    )
+    costs = Costs(
         provenance=provenance(target, drafter),
         draft_ms=few.low_ms,
         node_ms=max(0.0, many.low_ms - few.low_ms) / (wide - narrow),
@@ -103,6 +128,36 @@ def measure(target: Target, drafter: MarginalDrafter) -> Costs:
         verify=tuple(points),
         is_padded=len(sizes) < len(SIZES),
     )
+    return Measured(costs, next((own for own in (*doubts, doubt) if own), None))
+
+
+def _settled(series: Callable[[], list[Cost]]) -> tuple[list[Cost], str | None]:
+    """The first series whose times fit together, else the last one and what is wrong with it."""
+    for _ in range(TRIES):
+        found = series()
+        doubt = doubt_of(found)
+        if doubt is None:
+            break
+    return found, doubt
+
+
+def doubt_of(series: Sequence[Cost]) -> str | None:
+    """What no machine that does nothing else would show: wide quartiles, or more work in much less time.
+
+    Args:
+        series: of one kind, in order of nodes.
+    """
+    for cost in series:
+        if cost.high_ms > SPREAD * cost.low_ms:
+            return f"a {_called(cost)} took {cost.low_ms:.3g} ms, and then {cost.high_ms:.3g} ms"
+    for less, more in combinations(series, 2):
+        if less.low_ms > DIP * more.high_ms:
+            return f"a {_called(less)} took {less.low_ms:.3g} ms, and a {_called(more)} {more.high_ms:.3g} ms"
+    return None
+
+
+def _called(cost: VerifyCost | DraftCost) -> str:
+    return f"{cost.kind} of {cost.nodes} node{'' if cost.nodes == 1 else 's'}"
 
 
 def unpadded(target: Target, sizes: Sequence[int]) -> list[int]:
@@ -172,8 +227,8 @@ def draft_costs(target: Target, drafter: MarginalDrafter, inputs: Inputs, *, num
             token = int(target.verify(state, root, EMPTY_TREE)[0].argmax())
             target.commit(state, (0,), (token,))
             root = token
-    low, middle, _ = statistics.quantiles(later, n=4, method="inclusive")
-    return DraftCost(middle, low, max(0.0, first - low) / num_rows)
+    low, middle, high = statistics.quantiles(later, n=4, method="inclusive")
+    return DraftCost(num_nodes or 0, middle, low, high, max(0.0, first - low) / num_rows)
 
 
 def prompt_of(target: Target, num_rows: int) -> Inputs:

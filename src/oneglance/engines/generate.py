@@ -17,8 +17,9 @@ from torch import Tensor
 
 from oneglance.accept import Greedy, LogitsProcessor, Rule, Sampled
 from oneglance.core import DEFAULT_BUDGET, CutReason, Drafter, InputError, OneglanceWarning, Round
-from oneglance.decode import Guarded, decode
+from oneglance.decode import decode
 from oneglance.drafters import prepare
+from oneglance.guard import Guarded
 from oneglance.targets import family
 from oneglance.targets.base import Target
 from oneglance.targets.probe import check_row_independence
@@ -94,7 +95,7 @@ class Glance:
         target, drafter = self._bind_to(model)
         inputs = _inputs(target, input_ids, model_kwargs)
         keeper = Criteria(stopping_criteria, input_ids, int(generation_config.max_length))
-        guarded = Guarded(drafter)
+        guarded = Guarded(drafter, target.vocab_size)
         self.rounds = []
         state = target.prefill(inputs, guarded.target_layer_ids)
         root = rule.first(state.last_row, state.token_ids)

@@ -7,7 +7,6 @@ positions packed rows get, and what its prefill needs. Targets hold no sequence 
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,7 +18,7 @@ from transformers.cache_utils import Cache
 
 from oneglance.core import InputError, TokenTree
 from oneglance.targets import hf, identity
-from oneglance.targets.capture import captured_features
+from oneglance.targets.capture import Turn, captured_features
 from oneglance.targets.contents import Content
 from oneglance.targets.grouped import ancestor_mask
 from oneglance.targets.model import HFModel
@@ -49,7 +48,7 @@ class Target(HFModel):
         self.name = name
         self.passes: Passes = passes or FreeShape()
         hf.check_attention(model)
-        self._lock = threading.Lock()  # a pass changes modules and their rope deltas: one at a time
+        self._lock = Turn.of(model).lock  # a pass changes modules and their rope deltas: one at a time
         self._cache_keyword = hf.cache_keyword(self.text_model)
         hf.new_cache(self.model.config)
 

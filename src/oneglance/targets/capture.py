@@ -1,13 +1,34 @@
-"""Features of a pass, taken where they come by."""
+"""Features of a pass, taken where they come by; and one pass at a time, for that changes the model meanwhile."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+
+
+class Turn:
+    """Whose pass it is on a model. It lies on the model, because all that make passes there must take turns; a copy of
+    the model has one of its own."""
+
+    NAME = "_oneglance_turn"
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+
+    def __reduce__(self) -> tuple[type[Turn], tuple[()]]:
+        return Turn, ()
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Turn:
+        """The model's, made by whoever asks first."""
+        turn = vars(model).setdefault(cls.NAME, cls())  # in one step, whatever other threads do
+        assert isinstance(turn, cls)
+        return turn
 
 
 @contextmanager

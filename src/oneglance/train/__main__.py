@@ -6,4 +6,4 @@ import sys
 from importlib import import_module
 
 if __name__ == "__main__":  # an entry point: the command line is looked up by name, this room does not depend on it
-    sys.exit(import_module("oneglance.cli").main(["train", *sys.argv[1:]]))
+    sys.exit(import_module("oneglance.__main__").main(["train", *sys.argv[1:]]))

@@ -14,7 +14,7 @@ from PIL import Image
 
 from oneglance.core import ImageError, InputError, SamplingParams
 from oneglance.decoder import Decoder
-from oneglance.files import append_lines, parse_json, read_lines, sole_writer
+from oneglance.files import Unchanged, append_lines, parse_json, read_lines, sole_writer
 from oneglance.images import MAX_ASPECT, image_sha256
 from oneglance.targets.base import Target
 from oneglance.targets.chat import encode
@@ -220,21 +220,24 @@ class Collection:
 
         Raises:
             InputError: the folder holds traces of other settings, a leak, or a bad sample under ``error``; another
-                process is collecting into it.
+                process is collecting into it, or something took its files away.
         """
         with sole_writer(self.out):
             self._read()  # again: another process may have ended since
             self._check_settings(answerer)
             self._write_manifest(answerer, complete=False)
+            self._files = Unchanged(self.out / ROWS, self.out / SKIPPED, self.out / MANIFEST)
             for asked, answer in answerer.answers(self._asked()):
                 outcome = answer if isinstance(answer, Skip) else self._judge(asked, answer)
                 if isinstance(outcome, Skip):
                     self._skip(outcome)
                 else:
-                    list(append_traces(self.out, [outcome]))
+                    with self._files.changing():
+                        list(append_traces(self.out, [outcome]))
                     self._num_rows += 1
                     self._num_tokens += len(outcome.answer_ids)
                 yield self.progress
+            self._files.check()
             self._write_manifest(answerer, complete=True)
         yield self.progress
 
@@ -298,8 +301,9 @@ class Collection:
     def _skip(self, skip: Skip) -> None:
         if self.on_bad_sample == "error":
             raise InputError(f"bad sample {skip.id}: {skip.detail}; --on-bad-sample skip leaves such samples out")
+        with self._files.changing():
+            append_lines(self.out / SKIPPED, [{"id": skip.id, "reason": skip.reason, "detail": skip.detail}])
         self._skips.append(skip)
-        append_lines(self.out / SKIPPED, [{"id": skip.id, "reason": skip.reason, "detail": skip.detail}])
 
     def _prompt_length(self, asked: Asked) -> int:
         prompt = asked.prompt

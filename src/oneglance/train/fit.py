@@ -56,7 +56,7 @@ class Plan:
     @property
     def run(self) -> Path:
         """The folder of the training run."""
-        return self.out / "run"
+        return folders(self.out)["run"]
 
     @property
     def parts(self) -> dict[Path, list[Prompt]]:
@@ -108,6 +108,11 @@ class Cost:
         )
 
 
+def folders(out: Path) -> dict[str, Path]:
+    """Where the traces of both parts and the training run go."""
+    return {"train": out / "traces-train", "heldout": out / "traces-heldout", "run": out / "run"}
+
+
 def make_plan(
     images: Path,
     out: Path,
@@ -135,8 +140,7 @@ def make_plan(
             f"good one thousands: put more there ({', '.join(sorted(SUFFIXES))}), or name another folder by --images"
         )
     num_heldout = min(len(used) - 1, max(1, round(heldout_share * len(used))))
-    folders = {"train": out / "traces-train", "heldout": out / "traces-heldout"}
-    filled = [f"data.{key}={folder}" for key, folder in folders.items()]
+    filled = [f"data.{key}={folder}" for key, folder in folders(out).items() if key != "run"]
     return Plan(
         train=_prompts(used[num_heldout:], questions),
         heldout=_prompts(used[:num_heldout], questions),

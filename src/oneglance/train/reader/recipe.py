@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from oneglance.core import InputError
 from oneglance.files import parse_yaml
 
 
@@ -66,5 +67,12 @@ class Recipe(Strict):
 
 
 def load(path: Path) -> Recipe:
-    """The recipe in a YAML file."""
-    return Recipe.model_validate(parse_yaml(path.read_text()))
+    """The recipe in a YAML file.
+
+    Raises:
+        InputError: it cannot be read, or is none.
+    """
+    try:
+        return Recipe.model_validate(parse_yaml(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} is no recipe of this trainer: {error}; recipes/reader-target.yaml is one") from error
