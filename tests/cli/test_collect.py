@@ -2,6 +2,7 @@
 
 import errno
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -69,9 +70,22 @@ def test_features_go_beside_the_traces_and_are_found_again(run: Run, tmp_path: P
     words = ["collect", "--out", out, "--tasks", "scienceqa", "--limit", 2, "--max-new-tokens", 8, "--threads", 1]
     words += ["--cache-features", "--layers", "1,3"]
     first = run(*words)
-    assert "features of 2 traces, layers 1, 3: about 0.00 GB" in first.err
+    assert re.search(r"features of 2 traces, layers 1, 3: about \d+\.\d KB in", first.err)
     again = run(*words, "--json").json
     shards = list((out / "features").glob("*.safetensors"))
     assert again["features_of"] == 2
     assert again["feature_bytes"] == sum(path.stat().st_size for path in shards) > 0
     assert len(shards) == 1
+
+
+def test_where_nothing_is_collected_the_reasons_are_said(run: Run, tmp_path: Path) -> None:
+    rows = [{"prompt": "What is it?", "image": name} for name in ("gone.png", "lost.png", "away.png", "far.png")]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = run("collect", "--prompts", tmp_path / "p.jsonl", "--out", tmp_path / "traces")
+    assert result.code == 1
+    assert "no trace: 4 prompts skipped (4 image): " in result.err
+    for words in ("gone.png", "lost.png", "and 1 more", str(tmp_path / "traces" / "skipped.jsonl")):
+        assert words in result.err
+    again = run("collect", "--prompts", tmp_path / "p.jsonl", "--out", tmp_path / "traces", "--json")
+    assert again.code == 1
+    assert again.json["skipped"] == {"image": 4}

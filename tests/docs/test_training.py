@@ -14,8 +14,10 @@ from helpers import picture
 from oneglance.cli import COMMANDS, main
 from oneglance.drafters.checkpoint import save_checkpoint
 from oneglance.drafters.head import HeadConfig, num_parameters
+from oneglance.files import spliced
 from oneglance.testing import tiny_head, tiny_head_config
-from oneglance.train.recipe import load_recipe
+from oneglance.train.keys import PLACE, table
+from oneglance.train.recipe import HeadRecipe, load_recipe
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
@@ -37,7 +39,7 @@ def test_the_long_way_runs_as_it_stands(
             assert words[0] in COMMANDS
             assert main(words) == 0, (line, capsys.readouterr().err)
     assert (tmp_path / "exported" / "model.safetensors").is_file()
-    assert "τ unknown" in (tmp_path / "runs" / "small" / "head" / "README.md").read_text()
+    assert "τ unknown" in capsys.readouterr().out
 
 
 def test_a_target_with_random_weights_is_proved_exact(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -68,6 +70,13 @@ def test_a_text_target_with_random_weights_is_proved_exact(
     assert main([*shlex.split(line.replace(file, "few.jsonl"))[1:], "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["identical"], report["total"], report["hf_generate"]["identical"]) == (2, 2, 2)
+
+
+def test_all_keys_of_a_recipe_are_in_the_table() -> None:
+    fix = "run: python -m oneglance.train.keys docs/training.md"
+    assert spliced(TEXT, PLACE, table(HeadRecipe)) == TEXT, fix
+    undescribed = [line for line in table(HeadRecipe).splitlines() if line.endswith("|  |")]
+    assert not undescribed, "a key without a docstring"
 
 
 def test_every_recipe_has_a_line() -> None:

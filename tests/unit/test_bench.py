@@ -21,7 +21,7 @@ from oneglance.bench.systems import Card, card, prepare_systems
 from oneglance.core import InputError, OneglanceWarning
 from oneglance.drafters.checkpoint import load_checkpoint
 from oneglance.targets import open_target
-from oneglance.train.prompts import find_pictures
+from oneglance.train.prompts import look_for_pictures
 
 
 def record(system: str, prompt: str, *, ms: float, kept: tuple[int, ...] = (), tokens: int = 11) -> Record:
@@ -323,5 +323,6 @@ def test_own_pages_are_images_and_pdfs_and_the_rest_is_named(tmp_path: Path) -> 
 def test_pictures_that_are_left_out_are_named(tmp_path: Path) -> None:
     Image.new("RGB", (32, 48)).save(tmp_path / "a.png")
     Image.new("RGB", (32, 48)).save(tmp_path / "b.pdf")
-    with pytest.warns(OneglanceWarning, match=r"left out: .*b\.pdf' is a PDF; .*render one to PNG"):
-        assert len(find_pictures(tmp_path)) == 1
+    pictures = look_for_pictures(tmp_path)
+    assert [path.name for _, path in pictures.found] == ["a.png"]
+    assert [path.name for path in pictures.unreadable] == ["b.pdf"]

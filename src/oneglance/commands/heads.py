@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from oneglance.commands import opening, options, terminal
@@ -45,7 +45,9 @@ def select(run: RunFolder, step: Step = None, json: options.Json = False) -> Non
     for c in found:
         table.add_row(f"{c.step}{' ←' if c.step == best.step else ''}", f"{c.score:.3f}", at_offsets(c.top1))
     terminal.console().print(table)
-    print(terminal.visible(f"step {best.step} is now {run / 'head'}"))
+    equal = len(found) > 1 and len({c.score for c in found}) == 1 and step is None
+    why = f"no difference between the {len(found)} checkpoints, so the newest is taken; " if equal else ""
+    print(terminal.visible(f"{why}step {best.step} is now {run / 'head'}"))
 
 
 def eval_head(
@@ -65,6 +67,7 @@ def eval_head(
     Images get the size at which the traces were collected. The interval is a bootstrap over prompts.
     """
     from oneglance.targets import open_target
+    from oneglance.train.origin import check_ids, check_origin
     from oneglance.train.select import as_table, evaluate_head
     from oneglance.train.traces import read_traces
 
@@ -74,6 +77,8 @@ def eval_head(
     found = read_traces(traces)
     rows = first_of_each_task(found.rows, limit)
     opened = open_target(target, dtype=dtype, device=device, device_map=device_map)
+    check_origin([traces], opened, fix="give --target {}, or traces of this one")
+    check_ids(rows, opened)
     long_side = found.manifest.get("image_long_side")
     scores = evaluate_head(head, opened, rows, long_side=long_side, budget=budget)
     if json:
@@ -95,7 +100,7 @@ def first_of_each_task(rows: list[Any], limit: int | None) -> list[Any]:
 
 def show(console: Console, scores: list[TaskScore]) -> None:
     """Scores as a table."""
-    table = Table("task", "n", "τ [95 %]", "chain", *(f"top-1 @{k}" for k in SHOWN_OFFSETS))
+    table = Table(Column("task", overflow="fold"), "n", "τ [95 %]", "chain", *(f"top-1 @{k}" for k in SHOWN_OFFSETS))
     for score in scores:
         interval = f" [{score.ci_low:.2f}, {score.ci_high:.2f}]" if score.ci_low is not None else ""
         tau = "–" if score.tau is None else f"{score.tau:.2f}{interval}"

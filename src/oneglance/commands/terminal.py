@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -106,6 +107,16 @@ def bar(*, show: bool, console: Console | None = None) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     quiet = not (show and sys.stderr.isatty())
     return Progress(*columns, console=console or Console(stderr=True), disable=quiet, transient=True)
+
+
+@contextlib.contextmanager
+def told(line: str | Callable[[], str]) -> Iterator[None]:
+    """Say on stderr what an interrupt leaves, and let it go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(visible(f"\n{line if isinstance(line, str) else line()}"), file=sys.stderr)
+        raise
 
 
 class StreamPrinter:

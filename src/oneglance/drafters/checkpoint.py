@@ -161,9 +161,15 @@ def check_fit(checkpoint: Checkpoint[Any, Any], target: Target) -> None:
     from oneglance.targets.base import FEATURE_POINT
 
     config = checkpoint.config
-    _must_equal("hidden size", config.hidden_size, target.hidden_size)
-    _must_equal("vocabulary rows", config.vocab_size, target.vocab_size)
-    _must_equal("target layers", config.num_target_layers, target.num_layers)
+    made_for = checkpoint.card.get("target")
+    for what, own, theirs in (
+        ("hidden size", config.hidden_size, target.hidden_size),
+        ("vocabulary rows", config.vocab_size, target.vocab_size),
+        ("target layers", config.num_target_layers, target.num_layers),
+    ):
+        if own != theirs:
+            known = f", or the target that its card names: {made_for}" if made_for else ""
+            raise HeadError(f"{what}: the head has {own}, the target {theirs}; use a head made for this target{known}")
     ids = config.target_layer_ids
     if len(set(ids)) != len(ids):
         raise HeadError(f"kept layers {list(ids)} repeat a layer; each may be kept once")
@@ -183,15 +189,11 @@ def check_fit(checkpoint: Checkpoint[Any, Any], target: Target) -> None:
             f"the head was trained on features at {point!r} and this package reads {FEATURE_POINT!r}; retrain the head"
         )
     target.feature_points(ids)
-    _warn_about_training(checkpoint.card, target.fingerprint())
+    _warn_about_training(checkpoint, target.fingerprint())
 
 
-def _must_equal(what: str, head: int, target: int) -> None:
-    if head != target:
-        raise HeadError(f"{what}: the head has {head}, the target {target}; use a head made for this target")
-
-
-def _warn_about_training(card: dict[str, Any], target: dict[str, Any]) -> None:
+def _warn_about_training(checkpoint: Checkpoint[Any, Any], target: dict[str, Any]) -> None:
+    card = checkpoint.card
     labels = {
         "target_revision": "target revision",
         "target_geometry_sha256": "target config",
@@ -205,7 +207,8 @@ def _warn_about_training(card: dict[str, Any], target: dict[str, Any]) -> None:
     differing = [labels[key] for key in known if card[key] != target[key]]
     if differing:
         warnings.warn(
-            f"the head was trained with another {' and '.join(differing)}; output is unchanged, acceptance may drop",
+            f"the head {checkpoint.name} was trained with another {' and '.join(differing)}; output is unchanged, "
+            "acceptance may drop",
             OneglanceWarning,
             stacklevel=3,
         )

@@ -12,10 +12,12 @@ import yaml
 from oneglance.core import InputError
 from oneglance.drafters.checkpoint import HeadCheckpoint, load_checkpoint
 from oneglance.drafters.head import num_parameters
-from oneglance.files import parse_json, write_atomically
+from oneglance.files import parse_json, reason, write_atomically
+from oneglance.train.amounts import parameters, plural
 
 T = TypeVar("T")
-FILES = ("config.json", "model.safetensors", "README.md")
+CARD = "README.md"
+FILES = ("config.json", "model.safetensors", "rescorer.json", "rescorer.safetensors", CARD)
 
 
 def model_card(head: HeadCheckpoint, *, licence: str, tasks: list[dict[str, Any]], budget: int | None = None) -> str:
@@ -45,7 +47,7 @@ def model_card(head: HeadCheckpoint, *, licence: str, tasks: list[dict[str, Any]
         "chat template": (card.get("chat_template_sha256") or "unknown")[:16],
         "features": card.get("feature_point") or "unknown",
         "kept layers": ", ".join(map(str, config.target_layer_ids)),
-        "head": f"{num_parameters(config) / 1e6:.1f} M parameters, {config.num_hidden_layers} layers, "
+        "head": f"{parameters(num_parameters(config))}, {plural(config.num_hidden_layers, 'layer')}, "
         f"block {config.block_size}; embedding and lm_head are the target's",
         "licence": licence,
     }
@@ -118,7 +120,7 @@ def _as(value: Any, kind: type[T]) -> T | None:
 
 def write_card(folder: Path, text: str) -> None:
     """Put the card beside the head."""
-    write_atomically(folder / "README.md", text)
+    write_atomically(folder / CARD, text)
 
 
 def read_scores(path: Path | None, head: str) -> tuple[list[dict[str, Any]], int | None]:
@@ -141,6 +143,27 @@ def read_scores(path: Path | None, head: str) -> tuple[list[dict[str, Any]], int
     return tasks, budget
 
 
+def check_repository(name: str) -> None:
+    """Refuse what is no name of a repository: OWNER/NAME, or a bare NAME, which is among one's own.
+
+    Raises:
+        InputError: the hub would not take it.
+    """
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # documented, not in __all__
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise InputError(f"{name!r} is no name of a repository ({reason(error)}); write OWNER/NAME") from error
+
+
+def files_of(folder: Path, card: str) -> dict[str, int]:
+    """What an upload holds: names and bytes, the card as it would be written."""
+    there = {name: (folder / name).stat().st_size for name in FILES if (folder / name).is_file()}
+    return {**there, CARD: len(card.encode())}
+
+
 def upload(folder: Path, repository: str, *, private: bool, revision: str | None) -> str:
     """Upload a head and its card; the address of the commit.
 
@@ -152,13 +175,12 @@ def upload(folder: Path, repository: str, *, private: bool, revision: str | None
 
     api = HfApi()
     try:
-        api.create_repo(repository, private=private, exist_ok=True)
+        made = api.create_repo(repository, private=private, exist_ok=True)  # a bare name gets its owner
         done = api.upload_folder(
-            repo_id=repository, folder_path=str(folder), allow_patterns=list(FILES), revision=revision
+            repo_id=made.repo_id, folder_path=str(folder), allow_patterns=list(FILES), revision=revision
         )
     except (HfHubHTTPError, HFValidationError, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InputError(f"cannot upload to {repository}: {reason}; log in with 'hf auth login'") from error
+        raise InputError(f"cannot upload to {repository}: {reason(error)}; log in with 'hf auth login'") from error
     return str(done)
 
 

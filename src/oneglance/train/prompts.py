@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oneglance.core import ImageError, InputError, OneglanceWarning
-from oneglance.files import parse_json
+from oneglance.files import parse_json, reason
 from oneglance.images import image_sha256, load_image
 from oneglance.tasks.synthetic import Split, draw
 
@@ -57,7 +57,7 @@ def read_prompts(path: Path) -> list[Prompt]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read prompts {path}: {error}") from error
+        raise InputError(f"cannot read prompts {path}: {reason(error)}") from error
     found = [prompt_of_line(line, path, number) for number, line in enumerate(lines, start=1) if line.strip()]
     if not found:
         raise InputError(f"{path} holds no prompts; give one a line")
@@ -84,7 +84,7 @@ def read_questions(path: Path | None) -> tuple[str, ...]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read prompts {path}: {error}") from error
+        raise InputError(f"cannot read prompts {path}: {reason(error)}") from error
     questions = tuple(dict.fromkeys(line.strip() for line in lines if line.strip()))
     if not questions:
         raise InputError(f"{path} holds no prompts; write one a line")
@@ -93,23 +93,43 @@ def read_questions(path: Path | None) -> tuple[str, ...]:
     return questions
 
 
-def find_pictures(folder: Path) -> list[tuple[str, Path]]:
-    """(content hash, path) of each different readable picture, in order of the hash: a random but stable order.
+@dataclass(frozen=True, slots=True)
+class Pictures:
+    """What a folder holds.
 
-    Warns:
-        OneglanceWarning: some could not be read, or are PDFs.
+    Attributes:
+        found: (content hash, path) of each different readable picture, in order of the hash: random, but stable.
+        unreadable: files that look like pictures and are none.
+        copies: pictures that are among the found already, under another name.
+    """
+
+    found: tuple[tuple[str, Path], ...]
+    unreadable: tuple[Path, ...]
+    copies: tuple[Path, ...]
+
+
+def look_for_pictures(folder: Path) -> Pictures:
+    """The pictures of a folder and its subfolders.
+
+    Raises:
+        InputError: there is no such folder.
     """
     if not folder.is_dir():
-        raise InputError(f"there is no folder {folder}; --images takes a folder of pictures")
+        what = f"{folder} is a file" if folder.exists() else f"there is no folder {folder}"
+        raise InputError(f"{what}; --images takes a folder of pictures")
     found: dict[str, Path] = {}
-    reasons = []
+    unreadable, copies = [], []
     for path in sorted(p for p in folder.rglob("*") if p.suffix.lower() in {*SUFFIXES, ".pdf"}):
         try:
-            found.setdefault(image_sha256(load_image(path)), path.resolve())
-        except ImageError as error:
-            reasons.append(str(error))
-    note_left_out(reasons)
-    return sorted(found.items())
+            sha = image_sha256(load_image(str(path)))
+        except ImageError:
+            unreadable.append(path)
+            continue
+        if sha in found:
+            copies.append(path)
+        else:
+            found[sha] = path.resolve()
+    return Pictures(tuple(sorted(found.items())), tuple(unreadable), tuple(copies))
 
 
 def check_readable(target: Target, name: str) -> None:
