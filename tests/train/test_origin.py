@@ -135,7 +135,7 @@ def test_images_of_another_size_are_refused(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps({"settings": settings}))
     check_image_size([tmp_path], target, 64)
     check_image_size([tmp_path], tiny_target("qwen3"), 768)  # reads none
-    with pytest.raises(InputError, match="at an image long side of 64 and the recipe says 768; set image_long_side"):
+    with pytest.raises(InputError, match="at an image long side of 64 and the recipe says 768; collect and train at"):
         check_image_size([tmp_path], target, 768)
     with pytest.raises(InputError, match="says any"):
         check_image_size([tmp_path], target, None)

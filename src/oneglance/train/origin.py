@@ -98,7 +98,7 @@ def check_image_size(folders: Iterable[str | Path], target: Target, long_side: i
         if stored.get("image_long_side", long_side) != long_side:
             raise InputError(
                 f"the traces in {folder} were collected at an image long side of {stored['image_long_side'] or 'any'} "
-                f"and the recipe says {long_side or 'any'}; set image_long_side to what you will serve, and collect at it"
+                f"and the recipe says {long_side or 'any'}; collect and train at the size that you will serve"
             )
 
 
