@@ -199,8 +199,16 @@ def test_short_answers_do_not_pay_for_anchors_that_they_cannot_have() -> None:
 def test_heldout_samples_must_not_be_in_training(traces: Path) -> None:
     rows = read_traces(traces).rows
     check_disjoint(rows[:2], rows[2:])
-    with pytest.raises(InputError, match="t1 is also training sample t1"):
+    with pytest.raises(InputError, match="t1 shares its prompt with sample t1 of training"):
         check_disjoint(rows[:2], rows[1:])
+
+
+@pytest.mark.parametrize("images", ["a", "b", "ba", "ca", "ab", "cdb"])
+def test_one_shared_image_is_a_leak(images: str) -> None:
+    train = [Trace("both", "t", "Compare", ("x", "y"), (1, 2), ("a", "b")), Trace("text", "t", "Hello", (), (1, 2))]
+    check_disjoint(train, [Trace("new", "t", "Compare", ("x",), (1, 2), ("c",)), Trace("u", "t", "Bye", (), (1, 2))])
+    with pytest.raises(InputError, match="new shares an image with sample both of training; keep the two sets"):
+        check_disjoint(train, [Trace("new", "t", "Other", tuple(images), (1, 2), tuple(images))])
 
 
 def test_recipes_reject_unknown_keys_and_apply_overrides(tmp_path: Path) -> None:
