@@ -19,6 +19,7 @@ from oneglance.train.traces import read_traces
 from oneglance.train.trainer import HeadTrainer
 
 RECIPE = Path(__file__).parent.parent / "assets" / "fit-head.yaml"
+FROM_SCRATCH = "head.num_layers=3"  # a warm start brings its own
 NUM_MEASURED = 4
 MEASURED_STEPS = 2
 
@@ -85,7 +86,10 @@ def make_plan(
         raise InputError(f"{images} holds {len(pictures)} different readable images; a head needs two at least")
     num_heldout = min(len(pictures) - 1, max(1, round(heldout_share * len(pictures))))
     filled = [f"data.{key}={folder}" for key, folder in folders(out).items() if key != "run"]
-    recipe = load_recipe(RECIPE, [*filled, f"target={target}", *overrides])
+    changes = [*filled, f"target={target}", *overrides]
+    recipe = load_recipe(RECIPE, changes)
+    if recipe.init is None:
+        recipe = load_recipe(RECIPE, [FROM_SCRATCH, *changes])
     return Plan(
         train=_prompts(pictures[num_heldout:], questions),
         heldout=_prompts(pictures[:num_heldout], questions),
