@@ -26,6 +26,7 @@ from oneglance.train.recipe import HeadRecipe
 from oneglance.train.runlog import read_log
 from oneglance.train.traces import append_traces, read_traces
 from oneglance.train.trainer import HeadTrainer
+from train import kill_resume
 
 HERE = Path(__file__).parent
 PLAN = {
@@ -84,18 +85,43 @@ def test_two_processes_equal_one_with_twice_the_accumulation(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_killed_runs_lose_nothing() -> None:
+def test_killed_runs_lose_nothing(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, str(HERE / "kill_resume.py"), "--trials", "3", "--seed", "5"],
+        [
+            sys.executable,
+            str(HERE / "kill_resume.py"),
+            "--trials",
+            "4",
+            "--seed",
+            "5",
+            "--out",
+            str(tmp_path / "kills.json"),
+        ],
         env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    summary = json.loads(done.stdout.splitlines()[-1])
-    assert summary["kills"] >= 1
-    assert summary["broken_curves"] == 0
+    kept = json.loads((tmp_path / "kills.json").read_text())
+    assert kept["trials"] == 4
+    assert kept["kills"] >= 1
+    assert {kept[key] for key in ("lost_rows", "double_rows", "differing_rows", "differing_tensors")} == {0}
+    assert kept["arms"].keys() == {"scratch", "warm"}
+    assert kept["manifest"]["kind"] == "kill-resume"
+
+
+def test_a_warm_run_killed_before_its_first_checkpoint_begins_anew(tmp_path: Path) -> None:
+    """Step 0, which is reported before anything is saved, stands once in the log."""
+    target = tiny_target("qwen3")
+    kill_resume.prepare(target, tmp_path)
+    plan = kill_resume.recipe(tmp_path, "warm")
+    plan = plan.model_copy(update={"optimiser": plan.optimiser.model_copy(update={"max_steps": 2})})
+    killed = HeadTrainer(plan, target, tmp_path / "run").run()
+    assert [next(killed).step, next(killed).step] == [0, 1]
+    killed.close()
+    list(HeadTrainer(plan, target, tmp_path / "run").run(resume=True))
+    assert [row["step"] for row in read_log(tmp_path / "run")] == [0, 1, 2]
 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight:UserWarning")  # RMSNorm under autocast
