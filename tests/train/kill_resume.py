@@ -2,8 +2,8 @@
 
 ``python tests/train/kill_resume.py --trials 50 --out FILE`` prints one line a trial, writes a JSON summary with its
 manifest, and exits with 1 if a row of the log is lost or stands twice, or a row or a trained tensor differs from the
-unbroken run's. Trials are in turn from scratch and warm-started, which logs step 0, too. The parent never trains, so that
-its forked children start from a clean torch.
+unbroken run's. Trials are in turn from scratch and warm-started, which logs step 0, too. The parent never trains, so
+that its forked children start from a clean torch.
 """
 
 import argparse

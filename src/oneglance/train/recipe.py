@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,7 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from oneglance.core import BLOCK_SIZE, InputError
 from oneglance.files import parse_yaml
 from oneglance.train.blocks import Reveal
-from oneglance.train.objectives import OBJECTIVES, Objective
+from oneglance.train.objectives import OBJECTIVES, RANGES, Objective
+
+Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
@@ -33,15 +36,15 @@ class HeadShape(Section):
     """
 
     num_layers: int = Field(default=5, gt=0)
-    target_layer_ids: tuple[int, ...] | None = None
+    target_layer_ids: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | None = None
     num_kept: int = Field(default=5, gt=0)
-    intermediate_size: int | None = None
-    num_attention_heads: int | None = None
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
-    rope_theta: float = 1e6
+    intermediate_size: int | None = Field(default=None, gt=0)
+    num_attention_heads: int | None = Field(default=None, gt=0)
+    num_key_value_heads: int | None = Field(default=None, gt=0)
+    head_dim: int | None = Field(default=None, gt=0)
+    rope_theta: float = Field(default=1e6, gt=0, allow_inf_nan=False)
     block_size: int = Field(default=BLOCK_SIZE, ge=2)
-    mask_token_id: int | None = None
+    mask_token_id: int | None = Field(default=None, ge=0)
     draft_vocab_size: int | None = Field(default=None, gt=0)
     own_lm_head: bool = False
     num_queries: int | None = Field(default=None, ge=2)
@@ -84,6 +87,10 @@ class ObjectiveChoice(Section):
     def _known(self) -> ObjectiveChoice:
         if self.name not in OBJECTIVES:
             raise ValueError(f"unknown objective {self.name!r}; choose one of {', '.join(OBJECTIVES)}")
+        for key, value in self.params.items():
+            low, high = RANGES.get(key, (-math.inf, math.inf))
+            if not low <= value <= high:
+                raise ValueError(f"params.{key} is {value}; give one from {low} to {high}")
         self.build()
         return self
 
@@ -118,15 +125,15 @@ class RescorerChoice(Section):
 class Optimiser(Section):
     """AdamW with linear warm-up and cosine decay to ``final_share`` of the peak."""
 
-    lr: float = Field(default=6e-4, gt=0)
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.0
-    clip: float = 1.0
+    lr: float = Field(default=6e-4, gt=0, allow_inf_nan=False)
+    betas: tuple[Share, Share] = (0.9, 0.95)
+    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    clip: float = Field(default=1.0, gt=0)
     warmup_share: float = Field(default=0.04, ge=0, lt=1)
     final_share: float = Field(default=0.0, ge=0, le=1)
     batch_size: int = Field(default=4, gt=0)
     accumulate: int = Field(default=1, gt=0)
-    epochs: float | None = Field(default=1.0, gt=0)
+    epochs: float | None = Field(default=1.0, gt=0, allow_inf_nan=False)
     max_steps: int | None = Field(default=None, gt=0)
 
     @model_validator(mode="after")
@@ -171,7 +178,7 @@ class HeadRecipe(Section):
     target_dtype: str = "float32"
     seed: int = 0
     init: str | None = None
-    precision: Literal["no", "bf16", "fp16"] = "no"
+    precision: Literal["no", "bf16"] = "no"
     save_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     image_long_side: int | None = Field(default=768, gt=0)
     head: HeadShape = HeadShape()
