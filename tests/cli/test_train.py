@@ -83,7 +83,7 @@ def test_a_warm_start_says_what_does_not_fit_and_what_it_does_before(
     words = ["train", recipe, "--out", tmp_path / "run", "--json", f"init={tmp_path / 'start'}"]
     result = run(*words, "head.target_layer_ids=[1,2,3]").json
     assert result["reinitialised"] == ["fc.weight"]
-    assert set(result["zero_shot_tau"]) == {"a", "b"}
+    assert result["zero_shot_tau"] is None, "a head that is part random is not the one that was given"
     config = load_checkpoint(result["head"]).config
     assert (config.rms_norm_eps, config.layer_types[0], config.sliding_window) == (1e-5, "sliding_attention", 20)
     assert config.target_layer_ids == (1, 2, 3)
@@ -106,6 +106,15 @@ def test_a_warm_start_keeps_its_geometry(run: Run, warm: Path, tmp_path: Path, c
     assert refused.code == 2
     assert f"head.{change.replace('=', ' is ')}, and the warm start" in refused.err
     assert f"leave head.{change.split('=')[0]} out" in refused.err
+
+
+def test_a_warm_start_that_fits_is_scored_as_it_is(run: Run, warm: Path, tmp_path: Path) -> None:
+    words = ["train", warm, "optimiser.max_steps=1", "schedule.tau_prompts=1", "--threads", 1]
+    done = run(*words, "--out", tmp_path / "run", "--json")
+    assert set(done.json["zero_shot_tau"]) == {"a", "b"}
+    unjudged = run(*words, "--out", tmp_path / "unjudged", "data.heldout=null")
+    assert "every tensor fits; no zero-shot τ: data.heldout names no traces" in unjudged.err
+    assert "1 process, global batch 2" in unjudged.err
 
 
 def test_the_card_has_the_geometry_of_the_warm_start(warm: Path, text_target: Path) -> None:
@@ -135,6 +144,8 @@ def test_a_run_is_not_overwritten_nor_mixed(run: Run, recipe: Path, tmp_path: Pa
         (["RECIPE", "optimiser.speed=1"], "optimiser.speed"),
         (["RECIPE", "data.train=nowhere"], "no traces at nowhere"),
         (["RECIPE", "data.heldout=${TRAIN}"], "keep the two sets disjoint"),
+        (["RECIPE", "head.target_layer_ids=[1,99]"], "head.target_layer_ids names 99; the target has layers 0 to"),
+        (["RECIPE", "head.mask_token_id=99999"], "head.mask_token_id is 99999; the target's embedding has ids 0 to"),
         (["RECIPE", "--tracker", "crystal-ball"], "'crystal-ball' is not installed"),
     ],
 )

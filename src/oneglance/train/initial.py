@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from oneglance.core import InputError
 from oneglance.drafters.checkpoint import load_checkpoint
-from oneglance.drafters.head import BlockHead, HeadConfig, LayerConfig, kept_layers
+from oneglance.drafters.head import BlockHead, DraftConfig, HeadConfig, LayerConfig, kept_layers
 from oneglance.targets.base import Target
 from oneglance.train.recipe import HeadRecipe
 
@@ -33,6 +33,23 @@ def initial_head(recipe: HeadRecipe, target: Target) -> tuple[HeadConfig, BlockH
         check_start(recipe, given.config, block_size=given.config.block_size, **kept)
     anew = warm_start(head, given.tensors) if given else []
     return config, head.to(target.device), anew
+
+
+def check_reach(config: DraftConfig, target: Target) -> None:
+    """Refuse a head that reads what the target doesn't have.
+
+    Raises:
+        InputError: a kept layer past its last, or a mask id past its embedding's rows.
+    """
+    last, rows = target.num_layers - 1, target.embedding.num_embeddings
+    if max(config.target_layer_ids) > last:
+        raise InputError(
+            f"head.target_layer_ids names {max(config.target_layer_ids)}; the target has layers 0 to {last}"
+        )
+    if config.mask_token_id >= rows:
+        raise InputError(
+            f"head.mask_token_id is {config.mask_token_id}; the target's embedding has ids 0 to {rows - 1}"
+        )
 
 
 def warm_start(head: nn.Module, given: dict[str, Tensor]) -> list[str]:

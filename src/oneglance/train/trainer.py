@@ -26,6 +26,7 @@ from oneglance.train.caching import Layout, with_collected
 from oneglance.train.checkpoints import Checkpoints, head_card
 from oneglance.train.evaluate import Accuracy, heldout_accuracy, heldout_tau, serving
 from oneglance.train.features import DiskStore, MemoryStore, NoStore, Store, key_of
+from oneglance.train.initial import check_reach
 from oneglance.train.kinds import kind_of
 from oneglance.train.processes import open_accelerator, prepare
 from oneglance.train.recipe import HeadRecipe
@@ -85,6 +86,7 @@ class HeadTrainer:
         self.kind = kind_of(recipe.kind)
         head, self.reinitialised = self.kind.initial(recipe, target, self.train_rows)
         self.config: DraftConfig = head.config
+        check_reach(self.config, target)
         self.objective = recipe.objective.build()
         optimiser = recipe.optimiser
         packed = self.kind.pack(head.float())
