@@ -14,6 +14,9 @@ import yaml
 from oneglance.drafters.checkpoint import load_checkpoint, save_checkpoint
 from oneglance.targets import open_target
 from oneglance.testing import tiny_head, tiny_head_config
+from oneglance.train.checkpoints import head_card
+from oneglance.train.initial import initial_head
+from oneglance.train.recipe import load_recipe
 
 from .conftest import Run
 
@@ -81,10 +84,50 @@ def test_a_warm_start_says_what_does_not_fit_and_what_it_does_before(
     words = ["train", recipe, "--out", tmp_path / "run", "--json", f"init={tmp_path / 'start'}"]
     result = run(*words, "head.target_layer_ids=[1,2,3]").json
     assert result["reinitialised"] == ["fc.weight"]
-    assert set(result["zero_shot_tau"]) == {"a", "b"}
+    assert result["zero_shot_tau"] is None, "a head that is part random is not the one that was given"
     config = load_checkpoint(result["head"]).config
     assert (config.rms_norm_eps, config.layer_types[0], config.sliding_window) == (1e-5, "sliding_attention", 20)
     assert config.target_layer_ids == (1, 2, 3)
+
+
+@pytest.fixture
+def warm(recipe: Path, text_target: Path, tmp_path: Path) -> Path:
+    """A recipe that leaves the geometry of its head to a warm start."""
+    target = open_target(str(text_target))
+    save_checkpoint(tiny_head(target, kept=[1, 2]), tmp_path / "start", tiny_head_config(target, kept=[1, 2]))
+    raw = yaml.safe_load(recipe.read_text())
+    del raw["head"]
+    (tmp_path / "warm.yaml").write_text(yaml.safe_dump({**raw, "init": str(tmp_path / "start")}))
+    return tmp_path / "warm.yaml"
+
+
+@pytest.mark.parametrize("change", ["num_layers=3", "block_size=8", "rope_theta=5.0", "head_dim=16", "num_kept=3"])
+def test_a_warm_start_keeps_its_geometry(run: Run, warm: Path, tmp_path: Path, change: str) -> None:
+    refused = run("train", warm, "--out", tmp_path / "run", f"head.{change}")
+    assert refused.code == 2
+    assert f"head.{change.replace('=', ' is ')}, and the warm start" in refused.err
+    assert f"leave head.{change.split('=')[0]} out" in refused.err
+
+
+def test_a_warm_start_that_fits_is_scored_as_it_is(run: Run, warm: Path, tmp_path: Path) -> None:
+    words = ["train", warm, "optimiser.max_steps=1", "schedule.tau_prompts=1", "--threads", 1]
+    done = run(*words, "--out", tmp_path / "run", "--json")
+    assert set(done.json["zero_shot_tau"]) == {"a", "b"}
+    unjudged = run(*words, "--out", tmp_path / "unjudged", "data.heldout=null")
+    assert "every tensor fits; no zero-shot τ: data.heldout names no traces" in unjudged.err
+    assert "1 process, global batch 2" in unjudged.err
+
+
+def test_the_card_has_the_geometry_of_the_warm_start(warm: Path, text_target: Path) -> None:
+    target, plan = open_target(str(text_target)), load_recipe(warm, ["head.num_layers=2", "head.block_size=16"])
+    config, _, anew = initial_head(plan, target)
+    card = head_card(plan, config, target, step=1)
+    own = card["oneglance"]["training"]["recipe"]["head"]
+    assert anew == []
+    assert (own["num_layers"], own["num_kept"], own["intermediate_size"], own["head_dim"]) == (2, 2, 48, 8)
+    assert (card["num_hidden_layers"], card["intermediate_size"], card["head_dim"]) == (2, 48, 8)
+    again = plan.model_validate(card["oneglance"]["training"]["recipe"])
+    assert initial_head(again, target)[0] == config
 
 
 def test_a_run_is_not_overwritten_nor_mixed(run: Run, recipe: Path, tmp_path: Path) -> None:
@@ -140,6 +183,8 @@ def test_an_interrupt_says_what_goes_on_and_from_where(
         (["RECIPE", "optimiser.speed=1"], "optimiser.speed"),
         (["RECIPE", "data.train=nowhere"], "no traces at nowhere"),
         (["RECIPE", "data.heldout=${TRAIN}"], "keep the two sets disjoint"),
+        (["RECIPE", "head.target_layer_ids=[1,99]"], "head.target_layer_ids asks for layer 99 of"),
+        (["RECIPE", "head.mask_token_id=99999"], "head.mask_token_id is 99999; the target's embedding has ids 0 to"),
         (["RECIPE", "--tracker", "crystal-ball"], "'crystal-ball' is not installed"),
     ],
 )

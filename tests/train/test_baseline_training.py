@@ -10,6 +10,7 @@ from baselines import (
     eagle2_log_q,
     eagle2_raw,
     eagle3_log_q,
+    eagle3_raw,
     tiny_eagle2,
     tiny_eagle3,
     tiny_medusa,
@@ -287,6 +288,19 @@ def test_the_second_stage_begins_where_the_first_ended(target: Target, traces: P
     assert HeadTrainer(again, target, tmp_path / "again").reinitialised == []
     with pytest.raises(InputError, match="compresses image rows"):
         HeadTrainer(recipe(traces, "vispec"), tiny_target("qwen3"), tmp_path / "text")
+
+
+def test_a_warm_start_of_eagle3_keeps_its_rope(target: Target, traces: Path, tmp_path: Path) -> None:
+    """Its weights compute nothing sensible under another."""
+    save_checkpoint(tiny_eagle3(target), tmp_path / "start", eagle3_raw(target))
+    shape = {"intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    shape["draft_vocab_size"] = target.vocab_size - 40
+    plan = recipe(traces, "eagle3", shape=shape, init=str(tmp_path / "start"))
+    head, anew = kind_of("eagle3").initial(plan, target, [])
+    assert (head.config.rope_theta, anew) == (1e4, [])
+    other = recipe(traces, "eagle3", shape={**shape, "rope_theta": 1e6}, init=str(tmp_path / "start"))
+    with pytest.raises(InputError, match=r"head.rope_theta is 1000000.0, and the warm start .* has 10000.0"):
+        kind_of("eagle3").initial(other, target, [])
 
 
 def write_second(trainer: HeadTrainer, target: Target, folder: Path) -> str:

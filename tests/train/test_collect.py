@@ -128,9 +128,11 @@ def test_images_of_other_traces_are_refused(target: Target, pages: Path, tmp_pat
     last(collection(tmp_path / "train", target, pages).run(local(target)))
     copy = tmp_path / "copy.png"
     Image.open(pages / "page2.png").save(copy, compress_level=1)  # the same picture in another file
-    prompts = [Prompt("new", "doc", "Anything", (str(copy),))]
+    other = Image.new("RGB", (40, 40), "teal")
+    other.save(tmp_path / "other.png")
+    prompts = [Prompt("new", "doc", "Anything", (str(tmp_path / "other.png"), str(copy)))]
     heldout = Collection(tmp_path / "eval", prompts, target, 48, NUM_TOKENS, {}, disjoint_from=[tmp_path / "train"])
-    with pytest.raises(InputError, match=r"prompt new is also sample prompts-000003"):
+    with pytest.raises(InputError, match=r"prompt new shares an image with sample prompts-000003 of .*train"):
         last(heldout.run(local(target)))
     assert not (tmp_path / "eval" / ROWS).exists()
 

@@ -199,8 +199,16 @@ def test_short_answers_do_not_pay_for_anchors_that_they_cannot_have() -> None:
 def test_heldout_samples_must_not_be_in_training(traces: Path) -> None:
     rows = read_traces(traces).rows
     check_disjoint(rows[:2], rows[2:])
-    with pytest.raises(InputError, match="t1 is also training sample t1"):
+    with pytest.raises(InputError, match="t1 shares its prompt with sample t1 of training"):
         check_disjoint(rows[:2], rows[1:])
+
+
+@pytest.mark.parametrize("images", ["a", "b", "ba", "ca", "ab", "cdb"])
+def test_one_shared_image_is_a_leak(images: str) -> None:
+    train = [Trace("both", "t", "Compare", ("x", "y"), (1, 2), ("a", "b")), Trace("text", "t", "Hello", (), (1, 2))]
+    check_disjoint(train, [Trace("new", "t", "Compare", ("x",), (1, 2), ("c",)), Trace("u", "t", "Bye", (), (1, 2))])
+    with pytest.raises(InputError, match="new shares an image with sample both of training; keep the two sets"):
+        check_disjoint(train, [Trace("new", "t", "Other", tuple(images), (1, 2), tuple(images))])
 
 
 def test_recipes_reject_unknown_keys_and_apply_overrides(tmp_path: Path) -> None:
@@ -216,7 +224,24 @@ def test_recipes_reject_unknown_keys_and_apply_overrides(tmp_path: Path) -> None
         ("rescorer.rank=8", "recipe.yaml: the section rescorer is of kind conditioned; add kind: conditioned$"),
         ("lr", "no change to a recipe"),
         ("objective.name=magic", "unknown objective"),
-        ("optimiser.lr=-1", "^override 'optimiser.lr=-1': optimiser.lr: "),
+        ("optimiser.lr=-1", "optimiser.lr"),
+        ("optimiser.lr=.inf", "optimiser.lr"),
+        ("optimiser.betas=[2,3]", r"optimiser.betas: .*less than 1"),
+        ("optimiser.weight_decay=-0.1", "optimiser.weight_decay"),
+        ("optimiser.clip=-1", "optimiser.clip: .*greater than 0"),
+        ("optimiser.epochs=.inf", "optimiser.epochs"),
+        ("head.num_attention_heads=0", "head.num_attention_heads"),
+        ("head.num_key_value_heads=-1", "head.num_key_value_heads"),
+        ("head.head_dim=0", "head.head_dim"),
+        ("head.intermediate_size=0", "head.intermediate_size"),
+        ("head.rope_theta=0", "head.rope_theta"),
+        ("head.mask_token_id=-1", "head.mask_token_id"),
+        ("head.target_layer_ids=[]", "head.target_layer_ids"),
+        ("head.target_layer_ids=[-2]", "head.target_layer_ids"),
+        ("objective={name: exp_decay, params: {gamma: 0}}", "params.gamma is 0.0; give one from 0.01"),
+        ("objective.params={decay: 1.5}", "params.decay is 1.5; give one from 0.0 to 1.0"),
+        ("objective.params={decay: .nan}", "params.decay is nan"),
+        ("precision=fp16", "precision: .*'no' or 'bf16'"),
         ("data.train=[]", "data.train: .*name a folder of traces, or several"),
         ("data.train=''", "data.train: .*name a folder of traces, or several"),
     ):

@@ -17,6 +17,7 @@ from accelerate.tracking import GeneralTracker
 from oneglance.core import InputError
 from oneglance.decoder import Decoder
 from oneglance.drafters.plain import NoDrafter
+from oneglance.engines.arms import free_port
 from oneglance.targets.base import Target
 from oneglance.testing import save_target, tiny_target
 from oneglance.train.collect import Collection, LocalAnswerer
@@ -26,8 +27,10 @@ from oneglance.train.recipe import HeadRecipe
 from oneglance.train.runlog import read_log
 from oneglance.train.traces import append_traces, read_traces
 from oneglance.train.trainer import HeadTrainer
+from train import kill_resume
 
 HERE = Path(__file__).parent
+DDP = HERE.parent.parent / "recipes" / "accelerate" / "ddp.yaml"
 PLAN = {
     "name": "tiny",
     "head": {"num_layers": 1, "target_layer_ids": [1, 2], "head_dim": 8},
@@ -50,12 +53,14 @@ def traces(target: Target, folder: Path) -> Path:
     return folder
 
 
-def launch(*words: object) -> None:
+def launch(*words: object) -> str:
+    """Run a module; what it says."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"}
     done = subprocess.run(
         [sys.executable, "-m", *map(str, words)], env=environment, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr[-2000:]
+    return done.stderr
 
 
 @pytest.mark.slow
@@ -64,16 +69,11 @@ def test_two_processes_equal_one_with_twice_the_accumulation(tmp_path: Path) -> 
     save_target(target, tmp_path / "target")
     plan = {**PLAN, "target": str(tmp_path / "target"), "data": {"train": str(traces(target, tmp_path / "traces"))}}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(plan))
-    words = (
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node",
-        2,
-        "-m",
-        "oneglance.train",
-        tmp_path / "recipe.yaml",
-    )
-    launch(*words, "--out", tmp_path / "two", "--device", "cpu")
+    settings = yaml.safe_load(DDP.read_text()) | {"use_cpu": True, "num_processes": 2, "main_process_port": free_port()}
+    (tmp_path / "ddp.yaml").write_text(yaml.safe_dump(settings))
+    words = ("accelerate.commands.launch", "--config_file", tmp_path / "ddp.yaml", "-m", "oneglance.train")
+    said = launch(*words, tmp_path / "recipe.yaml", "--out", tmp_path / "two", "--device", "cpu")
+    assert "2 processes under DDP, global batch 4" in said
     single = HeadRecipe(**{**plan, "optimiser": {**plan["optimiser"], "accumulate": 2}})
     one = [p.loss for p in HeadTrainer(single, target, tmp_path / "one").run()]
     got = [row["loss"] for row in read_log(tmp_path / "two")]
@@ -84,18 +84,43 @@ def test_two_processes_equal_one_with_twice_the_accumulation(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_killed_runs_lose_nothing() -> None:
+def test_killed_runs_lose_nothing(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, str(HERE / "kill_resume.py"), "--trials", "3", "--seed", "5"],
+        [
+            sys.executable,
+            str(HERE / "kill_resume.py"),
+            "--trials",
+            "4",
+            "--seed",
+            "5",
+            "--out",
+            str(tmp_path / "kills.json"),
+        ],
         env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    summary = json.loads(done.stdout.splitlines()[-1])
-    assert summary["kills"] >= 1
-    assert summary["broken_curves"] == 0
+    kept = json.loads((tmp_path / "kills.json").read_text())
+    assert kept["trials"] == 4
+    assert kept["kills"] >= 1
+    assert {kept[key] for key in ("lost_rows", "double_rows", "differing_rows", "differing_tensors")} == {0}
+    assert kept["arms"].keys() == {"scratch", "warm"}
+    assert kept["manifest"]["kind"] == "kill-resume"
+
+
+def test_a_warm_run_killed_before_its_first_checkpoint_begins_anew(tmp_path: Path) -> None:
+    """Step 0, which is reported before anything is saved, stands once in the log."""
+    target = tiny_target("qwen3")
+    kill_resume.prepare(target, tmp_path)
+    plan = kill_resume.recipe(tmp_path, "warm")
+    plan = plan.model_copy(update={"optimiser": plan.optimiser.model_copy(update={"max_steps": 2})})
+    killed = HeadTrainer(plan, target, tmp_path / "run").run()
+    assert [next(killed).step, next(killed).step] == [0, 1]
+    killed.close()
+    list(HeadTrainer(plan, target, tmp_path / "run").run(resume=True))
+    assert [row["step"] for row in read_log(tmp_path / "run")] == [0, 1, 2]
 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight:UserWarning")  # RMSNorm under autocast

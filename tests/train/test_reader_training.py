@@ -12,7 +12,7 @@ from torch import nn
 from transformers import Qwen3VLForConditionalGeneration
 
 from oneglance.tasks.pages.page import SHEET, SQUARE, Page
-from oneglance.tasks.synthetic import SEEDS, sheet
+from oneglance.tasks.synthetic import SEEDS, VERSIONS, sheet
 from oneglance.train.reader import tokens
 from oneglance.train.reader.align import token_points
 from oneglance.train.reader.data import NUM_COLUMNS, Batch, Source, char_labels, patchify
@@ -37,8 +37,12 @@ def batch(encoder: Encoder, name: str, index: int = 0) -> tuple[Phase, Batch]:
     return phase, Source(recipe, encoder).batch(phase, 5, index)
 
 
-def test_the_recipe_in_the_repo_is_valid() -> None:
-    assert load(RECIPES / "reader-target.yaml").phases[0].vision_only
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("reader-target*.yaml")), ids=lambda path: path.stem)
+def test_the_recipes_in_the_repo_are_valid(path: Path) -> None:
+    recipe = load(path)
+    assert recipe.phases[0].vision_only
+    assert {name for phase in recipe.phases for name in phase.mixture} <= {"drill", "drill_tall", *VERSIONS}
+    assert recipe.init is None or (RECIPES.parent / recipe.init / "config.json").is_file()
 
 
 def test_a_recipe_with_an_unknown_key_is_rejected() -> None:

@@ -12,31 +12,33 @@ from oneglance.train.recipe import HeadRecipe, load_recipe
 from oneglance.train.traces import Trace, append_traces, read_mixed
 
 FOLDER = Path(__file__).parents[2] / "recipes"
-CARD = {  # appendix D, of the primary run
+CARD = {  # appendix D, of the primary run: its OCR retrain changes what is said, and Qwen3-VL-4B follows it
     "seed": 0,
+    "save_dtype": "bfloat16",
     "image_long_side": 768,
     "optimiser.betas": (0.9, 0.95),
     "optimiser.weight_decay": 0.0,
     "optimiser.clip": 1.0,
     "head.block_size": 16,
-    "target_dtype": "bfloat16",
+    "reveal.enabled": True,
 }
+COVERAGE = {"objective.name": "coverage", "objective.params": {"decay": 0.8}}
+SCRATCH = {"init": None, "head.num_layers": 5}
 PAPER: dict[str, dict[str, Any]] = {
-    "qwen3-vl-8b": {
-        "init": "z-lab/Qwen3-8B-DFlash-b16",
-        "optimiser.epochs": 1.0,
-        "objective.name": "coverage",
-        "objective.params": {"decay": 0.8},
-        "reveal.enabled": True,
+    "qwen3-vl-8b": {**CARD, **COVERAGE, "init": "z-lab/Qwen3-8B-DFlash-b16", "optimiser.epochs": 1.0},
+    "qwen3-vl-8b-ocr": {
+        **CARD,
+        "init": "runs/qwen3-vl-8b/head",
+        "optimiser.epochs": 0.4,
+        "objective.name": "survival",
     },
-    "qwen3-vl-8b-ocr": {"init": "runs/qwen3-vl-8b/head", "optimiser.epochs": 0.4, "objective.name": "survival"},
-    "qwen3-vl-4b": {"optimiser.epochs": 1.0, "objective.name": "coverage", "reveal.enabled": True},
-    "qwen2.5-vl-7b": {"init": None, "optimiser.epochs": 7.0, "global batch": 48, "head.num_layers": 5},
+    "qwen3-vl-4b": {**CARD, **COVERAGE, "optimiser.epochs": 1.0},
+    "qwen2.5-vl-7b": {**SCRATCH, "optimiser.epochs": 7.0, "global batch": 48},
     "llama-3.2-11b-vision": {"init": "z-lab/LLaMA3.1-8B-Instruct-DFlash-UltraChat"},
-    "matched": {"init": None, "optimiser.epochs": 3.0, "global batch": 24, "head.num_layers": 5},
-    "allava": {"init": None, "optimiser.epochs": 3.0, "global batch": 24, "head.num_layers": 5},
+    "matched": {**SCRATCH, "head.block_size": 16, "optimiser.epochs": 3.0, "global batch": 24},
+    "allava": {**SCRATCH, "head.block_size": 16},
 }
-FREE = {"name", "target", "precision", "data.train", "data.heldout", "ours", "schema_version", "kind"}
+FREE = {"name", "target", "data.train", "data.heldout", "ours", "schema_version", "kind"}
 
 
 def value(recipe: HeadRecipe, name: str) -> Any:
@@ -60,8 +62,7 @@ def test_a_recipe_loads_under_its_own_name(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(PAPER))
 def test_what_the_paper_gives_is_as_given_and_the_rest_is_named_ours(name: str) -> None:
-    recipe = load_recipe(FOLDER / f"{name}.yaml")
-    given = {**CARD, **PAPER[name]}
+    recipe, given = load_recipe(FOLDER / f"{name}.yaml"), PAPER[name]
     assert {key: value(recipe, key) for key in given} == given
     for key in recipe.ours:
         value(recipe, key)
@@ -72,8 +73,7 @@ def test_what_the_paper_gives_is_as_given_and_the_rest_is_named_ours(name: str) 
         for inner in (section if isinstance(section, dict) else [None])
     }
     batch = {"optimiser.batch_size", "optimiser.accumulate"} if "global batch" in given else set()
-    inherited = {"objective.name", "objective.params", "reveal.enabled", "head.target_layer_ids"}
-    assert written - FREE - set(given) - batch - inherited <= set(recipe.ours)
+    assert set(recipe.ours) == written - FREE - set(given) - batch
 
 
 def test_kept_layers_follow_the_rule() -> None:

@@ -108,8 +108,9 @@ def introduce(trainer: HeadTrainer, console: Console, *, with_memory: bool = Tru
         f"{num_samples} training and {plural(len(trainer.heldout_rows), 'held-out sample')}, "
         f"{plural(trainer.num_steps, 'step')}"
     )
+    console.print(_processes(trainer))
     if trainer.recipe.init:
-        console.print(f"warm start from {trainer.recipe.init}: " + _anew(trainer.reinitialised))
+        console.print(f"warm start from {trainer.recipe.init}: {_anew(trainer.reinitialised)}{_unscored(trainer)}")
     memory = training_memory(
         trainer.recipe,
         trainer.target,
@@ -192,11 +193,27 @@ def outcome(trainer: HeadTrainer, reports: list[Progress]) -> dict[str, Any]:
         "loss": reports[-1].loss if reports else None,
         "heldout_top1": last.heldout.top1 if last and last.heldout else None,
         "tau": last.tau if last else None,
-        "zero_shot_tau": zero_shot.tau if zero_shot else None,
+        "zero_shot_tau": zero_shot.tau if zero_shot and not trainer.reinitialised else None,
         "reinitialised": trainer.reinitialised,
         "samples_per_s": median(rates) if rates else None,
         "peak_memory_bytes": peak_bytes(trainer.target.device),
     }
+
+
+def _processes(trainer: HeadTrainer) -> str:
+    count, optimiser = trainer.accelerator.num_processes, trainer.recipe.optimiser
+    samples = optimiser.batch_size * optimiser.accumulate * count
+    kind = "" if count == 1 else " under FSDP" if trainer.num_shards > 1 else " under DDP"
+    return f"{count} process{'es' if count > 1 else ''}{kind}, global batch {samples}"
+
+
+def _unscored(trainer: HeadTrainer) -> str:
+    """Why no τ of the warm start as it is will be reported, if none will."""
+    if trainer.reinitialised:
+        return "; so what is scored before training is not zero-shot"
+    if not trainer.heldout_rows:
+        return "; no zero-shot τ: data.heldout names no traces"
+    return "" if trainer.recipe.schedule.tau_prompts else "; no zero-shot τ: schedule.tau_prompts is 0"
 
 
 def _anew(names: list[str]) -> str:

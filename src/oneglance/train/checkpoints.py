@@ -17,9 +17,12 @@ from oneglance.files import read_object
 from oneglance.targets.base import FEATURE_POINT, Target
 from oneglance.train.amounts import size
 from oneglance.train.evaluate import expected_accepted
+from oneglance.train.initial import FIXED
 from oneglance.train.kinds import Kind, kind_of
 from oneglance.train.recipe import HeadRecipe
 from oneglance.train.sharded import load_optimiser, load_weights
+
+GEOMETRY = FIXED | {"block_size": "block_size", "intermediate_size": "intermediate_size"}
 
 
 class Checkpoints:
@@ -135,6 +138,13 @@ def head_card(
             "schema_version": SCHEMA_VERSION,
             "feature_point": FEATURE_POINT,
             **target.fingerprint(),
-            "training": {"recipe": recipe.model_dump(mode="json"), "step": step},
+            "training": {"recipe": as_trained(recipe, config).model_dump(mode="json"), "step": step},
         },
     }
+
+
+def as_trained(recipe: HeadRecipe, config: DraftConfig) -> HeadRecipe:
+    """The recipe with the head's real geometry where it left that to the target or to a warm start."""
+    real = {key: getattr(config, name) for key, name in GEOMETRY.items() if hasattr(config, name)}
+    real["num_kept"] = len(config.target_layer_ids)
+    return recipe.model_copy(update={"head": recipe.head.model_copy(update=real)})

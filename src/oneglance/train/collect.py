@@ -26,7 +26,8 @@ from oneglance.train.traces import (
     ROWS,
     Trace,
     append_traces,
-    identity,
+    clash,
+    contents,
     open_source,
     read_traces,
     shrink,
@@ -174,7 +175,10 @@ class Collection:
 
     def __post_init__(self) -> None:
         self._forbidden = {
-            identity(row): (str(folder), row.id) for folder in self.disjoint_from for row in read_traces(folder).rows
+            part: (row.id, str(folder))
+            for folder in self.disjoint_from
+            for row in read_traces(folder).rows
+            for part in contents(row)
         }
         self._read()
 
@@ -284,9 +288,8 @@ class Collection:
         asked = Asked(
             prompt, tuple(shrink(p, self.long_side) for p in pictures), tuple(image_sha256(p) for p in pictures)
         )
-        clash = self._forbidden.get(identity(asked.trace(())))
-        if clash:
-            raise InputError(f"prompt {prompt.id} is also sample {clash[1]} of {clash[0]}; keep the two sets disjoint")
+        for part in contents(asked.trace(())) & self._forbidden.keys():
+            raise InputError(f"prompt {prompt.id} {clash(part, *self._forbidden[part])}")
         return asked
 
     def _judge(self, asked: Asked, answer: list[int]) -> Trace | Skip:

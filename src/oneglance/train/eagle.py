@@ -15,13 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from oneglance.drafters.head import KeysValues
+from oneglance.drafters.head import KeysValues, LayerConfig
 from oneglance.targets.base import Target
 from oneglance.train.blocks import Blocks
-from oneglance.train.initial import llama3_scaling
+from oneglance.train.initial import check_start, llama3_scaling
 from oneglance.train.recipe import HeadRecipe
 from oneglance.train.step import Sample, pad_rows
 
+INHERITED = ("rope_theta", "rope_llama3", "rms_norm_eps", "has_bias", "has_qkv_bias")
 Step = Callable[[Tensor, Tensor, KeysValues, Tensor, Tensor], tuple[Tensor, KeysValues]]
 """(embedded, hidden, past, position_ids, mask) → output and the rows' own keys and values, as in decoding."""
 
@@ -114,6 +115,18 @@ def layer_shape(recipe: HeadRecipe, target: Target) -> dict[str, Any]:
         "block_size": shape.block_size,
         "num_target_layers": target.num_layers,
     }
+
+
+def inherited(recipe: HeadRecipe, start: LayerConfig | None) -> dict[str, Any]:
+    """Whatever decides what the weights of a warm start compute, to lay over ``layer_shape``.
+
+    Raises:
+        InputError: the recipe names another.
+    """
+    if start is None:
+        return {}
+    check_start(recipe, start)
+    return {key: getattr(start, key) for key in INHERITED if hasattr(start, key)}
 
 
 def layer_layout(config: Any) -> dict[str, Any]:

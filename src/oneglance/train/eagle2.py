@@ -20,15 +20,13 @@ from oneglance.drafters.eagle2_head import Eagle2Config, Eagle2Head, load_eagle2
 from oneglance.drafters.head import KeysValues
 from oneglance.targets.base import Target
 from oneglance.train.blocks import Blocks
-from oneglance.train.eagle import Step, at_rows, layer_layout, layer_shape, pairs_of, rolled_out
+from oneglance.train.eagle import Step, at_rows, inherited, layer_layout, layer_shape, pairs_of, rolled_out
 from oneglance.train.initial import warm_start
 from oneglance.train.kinds import Kind
 from oneglance.train.objectives import Objective
 from oneglance.train.recipe import HeadRecipe
 from oneglance.train.step import Sample, StepResult, accuracy, slot_losses, teacher_states
 from oneglance.train.traces import Trace
-
-INHERITED = ("rope_theta", "rope_llama3", "rms_norm_eps", "has_bias", "has_qkv_bias")
 
 
 class FirstPass(NamedTuple):
@@ -106,8 +104,7 @@ class Eagle2Kind(Kind):
 
     def shape(self, recipe: HeadRecipe, target: Target) -> dict[str, Any]:
         """Geometry; a warm start brings whatever decides what its weights compute."""
-        start = self.start(recipe.init).config if recipe.init else None
-        return layer_shape(recipe, target) | ({} if start is None else {key: getattr(start, key) for key in INHERITED})
+        return layer_shape(recipe, target) | inherited(recipe, self.start(recipe.init).config if recipe.init else None)
 
     def pack(self, head: Any) -> nn.Module:
         return PackedEagle2(head)

@@ -15,7 +15,7 @@ from oneglance.drafters.eagle3 import Eagle3Drafter
 from oneglance.drafters.eagle3_head import Eagle3Config, Eagle3Head, aux_layers, load_eagle3
 from oneglance.targets.base import Target
 from oneglance.train.blocks import Blocks
-from oneglance.train.eagle import layer_layout, layer_shape, pairs_of, rolled_out
+from oneglance.train.eagle import inherited, layer_layout, layer_shape, pairs_of, rolled_out
 from oneglance.train.initial import warm_start
 from oneglance.train.kinds import Kind
 from oneglance.train.objectives import Objective
@@ -46,8 +46,9 @@ class Eagle3Kind(Kind):
         size = recipe.head.draft_vocab_size or target.vocab_size
         if size > target.vocab_size:
             raise InputError(f"head.draft_vocab_size {size} is above the target's {target.vocab_size} ids; lower it")
+        given = load_eagle3(recipe.init) if recipe.init else None
         config = Eagle3Config(
-            **layer_shape(recipe, target),
+            **(layer_shape(recipe, target) | inherited(recipe, given.config if given else None)),
             draft_vocab_size=size,
             target_layer_ids=recipe.head.target_layer_ids or aux_layers(target.num_layers),
         ).for_target(target.num_layers)
@@ -61,7 +62,7 @@ class Eagle3Kind(Kind):
         start = getattr(target.lm_head, "weight", None)
         if isinstance(start, Tensor) and start.is_floating_point():
             head.lm_head.weight.data.copy_(start.detach().float().cpu()[head.token_ids])
-        anew = warm_start(head, load_eagle3(recipe.init).tensors) if recipe.init else []
+        anew = warm_start(head, given.tensors) if given else []
         return head.to(target.device), anew
 
     def pack(self, head: Any) -> nn.Module:

@@ -26,6 +26,7 @@ from oneglance.train.traces import read_traces
 from oneglance.train.trainer import HeadTrainer
 
 RECIPE = Path(__file__).parent.parent / "assets" / "fit-head.yaml"
+FROM_SCRATCH = "head.num_layers=3"  # a warm start brings its own
 NUM_MEASURED = 4
 MEASURED_STEPS = 2
 SHOWN_FILES = 3
@@ -141,10 +142,14 @@ def make_plan(
         )
     num_heldout = min(len(used) - 1, max(1, round(heldout_share * len(used))))
     filled = [f"data.{key}={folder}" for key, folder in folders(out).items() if key != "run"]
+    changes = [*filled, f"target={target}", *overrides]
+    recipe = load_recipe(RECIPE, changes)
+    if recipe.init is None:
+        recipe = load_recipe(RECIPE, [FROM_SCRATCH, *changes])
     return Plan(
         train=_prompts(used[num_heldout:], questions),
         heldout=_prompts(used[:num_heldout], questions),
-        recipe=load_recipe(RECIPE, [*filled, f"target={target}", *overrides]),
+        recipe=recipe,
         out=out,
         pictures=pictures,
         questions=tuple(questions),

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from oneglance.core import InputError
 from oneglance.drafters.checkpoint import load_checkpoint
-from oneglance.drafters.head import BlockHead, HeadConfig, LayerConfig, kept_layers
+from oneglance.drafters.head import BlockHead, DraftConfig, HeadConfig, LayerConfig, kept_layers
 from oneglance.targets.base import Target
 from oneglance.train.recipe import HeadRecipe
 
@@ -19,13 +19,39 @@ def initial_head(recipe: HeadRecipe, target: Target) -> tuple[HeadConfig, BlockH
 
     Returns:
         Config, head, and the names of tensors of the warm start that did not fit and were initialised anew.
+
+    Raises:
+        InputError: the recipe names another geometry than the warm start has.
     """
     torch.manual_seed(recipe.seed)
-    raw = head_layout(recipe, target)
-    config = HeadConfig.from_checkpoint(raw)
+    given = load_checkpoint(recipe.init) if recipe.init else None
+    config = HeadConfig.from_checkpoint(head_layout(recipe, target))
     head = BlockHead(config)
-    anew = warm_start(head, load_checkpoint(recipe.init).tensors) if recipe.init else []
+    if given is not None:
+        is_kept = given.config.target_layer_ids == config.target_layer_ids
+        kept = {"num_kept": len(config.target_layer_ids)} if is_kept and recipe.head.target_layer_ids is None else {}
+        check_start(recipe, given.config, block_size=given.config.block_size, **kept)
+    anew = warm_start(head, given.tensors) if given else []
     return config, head.to(target.device), anew
+
+
+def check_reach(config: DraftConfig, target: Target) -> None:
+    """Refuse a head that reads what the target doesn't have.
+
+    Raises:
+        InputError: a kept layer that it lacks or one twice, or a mask id past its embedding's rows; HeadError for a
+            layer that text-only prompts skip.
+    """
+    ids, last, rows = config.target_layer_ids, target.num_layers - 1, target.embedding.num_embeddings
+    odd = [layer for layer in ids if not config.first_layer <= layer <= last]
+    if odd or len(set(ids)) < len(ids):
+        what = f"layer {odd[0]} of {target.num_layers}" if odd else f"{list(ids)}, which repeats a layer"
+        raise InputError(f"head.target_layer_ids asks for {what}; name different ones of 0 to {last}")
+    target.feature_points(ids)
+    if config.mask_token_id >= rows:
+        raise InputError(
+            f"head.mask_token_id is {config.mask_token_id}; the target's embedding has ids 0 to {rows - 1}"
+        )
 
 
 def warm_start(head: nn.Module, given: dict[str, Tensor]) -> list[str]:
@@ -36,9 +62,39 @@ def warm_start(head: nn.Module, given: dict[str, Tensor]) -> list[str]:
     return sorted(own.keys() - fitting.keys())
 
 
+FIXED = {  # what a warm start's weights compute depends on it: keys of a recipe's head → of a head's config
+    "num_layers": "num_hidden_layers",
+    "num_attention_heads": "num_attention_heads",
+    "num_key_value_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "rope_theta": "rope_theta",
+}
+
+
+def check_start(recipe: HeadRecipe, start: LayerConfig, **more: Any) -> None:
+    """Refuse a warm start of another geometry than the recipe names.
+
+    Args:
+        recipe: with ``init``.
+        start: config of that head.
+        more: other keys of ``head`` that the warm start decides, with what it says.
+
+    Raises:
+        InputError: it names another value.
+    """
+    given = {key: getattr(start, name) for key, name in FIXED.items()} | more
+    for key in sorted(given.keys() & recipe.head.model_fields_set):
+        named = getattr(recipe.head, key)
+        if named is not None and named != given[key]:
+            raise InputError(
+                f"head.{key} is {named}, and the warm start {recipe.init} has {given[key]}, as its weights need; leave "
+                f"head.{key} out, or set init to null and train from scratch"
+            )
+
+
 def head_layout(recipe: HeadRecipe, target: Target) -> dict[str, Any]:
     """``config.json`` of the head in z-lab's layout. A warm start brings whatever decides what its weights compute:
-    block size, RoPE, norm epsilon, sliding layers."""
+    layers, attention heads, block size, RoPE, norm epsilon, sliding layers."""
     shape, text = recipe.head, target.text_config
     start = load_checkpoint(recipe.init).config if recipe.init else None
     num_layers = start.num_hidden_layers if start else shape.num_layers

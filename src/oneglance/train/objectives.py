@@ -9,6 +9,7 @@ formulas; these are our readings.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -84,4 +85,11 @@ OBJECTIVES: dict[str, Callable[..., Objective]] = {
     "ce": lambda: Objective(uniform),
     "kl": lambda decay=0.8: Objective(partial(decayed, base=decay), soft=True),
     "feature": lambda regression=1.0, label=0.1: Objective(uniform, soft=True, regression=regression, label=label),
+}
+RANGES = {  # of their parameters, both ends included
+    "decay": (0.0, 1.0),
+    "smoothing": (0.0, 1.0),
+    "gamma": (0.01, math.inf),
+    "regression": (0.0, math.inf),
+    "label": (0.0, math.inf),
 }

@@ -22,7 +22,6 @@ from oneglance.train.recipe import HeadRecipe
 EXAMPLES = "recipes/accelerate holds configs that work"
 UNITS = ("MLP", "ResBlock")  # modules that are only ever called, so that each can be gathered by itself
 PATIENCE = timedelta(hours=12)  # the others wait while the first process evaluates
-HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def process_state(*, cpu: bool) -> PartialState:
@@ -82,7 +81,9 @@ def sharding(precision: str) -> FullyShardedDataParallelPlugin:
     """
     if os.environ.get("FSDP_VERSION", "1") != "2":
         raise InputError(f"training shards by FSDP 2; set fsdp_version: 2 in the accelerate config: {EXAMPLES}")
-    policy = MixedPrecisionPolicy(param_dtype=HALF.get(precision), reduce_dtype=torch.float32)
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16 if precision == "bf16" else None, reduce_dtype=torch.float32
+    )
     plugin = FullyShardedDataParallelPlugin(mixed_precision_policy=policy)
     wraps = plugin.auto_wrap_policy is not None
     if wraps and plugin.auto_wrap_policy is not transformer_auto_wrap_policy:

@@ -12,7 +12,9 @@ from oneglance.core import BLOCK_SIZE, InputError
 from oneglance.files import parse_yaml, reason
 from oneglance.train.blocks import Reveal
 from oneglance.train.keys import first_problem
-from oneglance.train.objectives import OBJECTIVES, Objective
+from oneglance.train.objectives import OBJECTIVES, RANGES, Objective
+
+Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
@@ -26,23 +28,23 @@ class HeadShape(Section):
 
     num_layers: int = Field(default=5, gt=0)
     """Draft layers (the paper has 5)."""
-    target_layer_ids: tuple[int, ...] | None = None
+    target_layer_ids: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | None = None
     """Kept layers, from 0; null applies DFlash's rule for `num_kept`."""
     num_kept: int = Field(default=5, gt=0)
     """Kept layers where `target_layer_ids` is null."""
-    intermediate_size: int | None = None
+    intermediate_size: int | None = Field(default=None, gt=0)
     """Width of the MLPs; null: the target's."""
-    num_attention_heads: int | None = None
+    num_attention_heads: int | None = Field(default=None, gt=0)
     """Query heads; null: the target's."""
-    num_key_value_heads: int | None = None
+    num_key_value_heads: int | None = Field(default=None, gt=0)
     """Key and value heads; null: the target's."""
-    head_dim: int | None = None
+    head_dim: int | None = Field(default=None, gt=0)
     """Of an attention head; null: the target's."""
-    rope_theta: float = 1e6
+    rope_theta: float = Field(default=1e6, gt=0, allow_inf_nan=False)
     """Base of the rotary positions."""
     block_size: int = Field(default=BLOCK_SIZE, ge=2)
     """Offsets that are predicted, and one: EAGLE's steps and Medusa's heads as well."""
-    mask_token_id: int | None = None
+    mask_token_id: int | None = Field(default=None, ge=0)
     """Fills the block; null: a mask token of the tokenizer, else a spare row of the embedding."""
     draft_vocab_size: int | None = Field(default=None, gt=0)
     """EAGLE-3 only: the ids most often written in the training answers; null is all of them."""
@@ -91,6 +93,10 @@ class ObjectiveChoice(Section):
     def _known(self) -> ObjectiveChoice:
         if self.name not in OBJECTIVES:
             raise ValueError(f"unknown objective {self.name!r}; choose one of {', '.join(OBJECTIVES)}")
+        for key, value in self.params.items():
+            low, high = RANGES.get(key, (-math.inf, math.inf))
+            if not low <= value <= high:
+                raise ValueError(f"params.{key} is {value}; give one from {low} to {high}")
         self.build()
         return self
 
@@ -128,13 +134,13 @@ class RescorerChoice(Section):
 class Optimiser(Section):
     """AdamW with linear warm-up and cosine decay to ``final_share`` of the peak."""
 
-    lr: float = Field(default=6e-4, gt=0)
+    lr: float = Field(default=6e-4, gt=0, allow_inf_nan=False)
     """Learning rate at its peak."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Share, Share] = (0.9, 0.95)
     """AdamW's."""
-    weight_decay: float = 0.0
+    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """AdamW's."""
-    clip: float = 1.0
+    clip: float = Field(default=1.0, gt=0)
     """Norm to which gradients are clipped."""
     warmup_share: float = Field(default=0.04, ge=0, lt=1)
     """Share of the steps in which the rate rises."""
@@ -144,7 +150,7 @@ class Optimiser(Section):
     """Samples a micro-batch and process."""
     accumulate: int = Field(default=1, gt=0)
     """Micro-batches a step."""
-    epochs: float | None = Field(default=1.0, gt=0)
+    epochs: float | None = Field(default=1.0, gt=0, allow_inf_nan=False)
     """Passes over the samples."""
     max_steps: int | None = Field(default=None, gt=0)
     """Optimiser steps, instead of epochs."""
@@ -198,7 +204,7 @@ class HeadRecipe(Section):
     """Of weights, order and anchors."""
     init: str | None = None
     """A head to start from; tensors that do not fit are initialised anew, and said."""
-    precision: Literal["no", "bf16", "fp16"] = "no"
+    precision: Literal["no", "bf16"] = "no"
     """Of the head's forward and backward; master weights are fp32 always."""
     save_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     """Of the final head's tensors; checkpoints to resume from are fp32."""

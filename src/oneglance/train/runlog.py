@@ -40,7 +40,7 @@ def open_run(out: Path, recipe: HeadRecipe, *, rows: dict[str, int], start: int,
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / ROWS, json.dumps(rows))
     write_atomically(out / RECIPE, json.dumps(recipe.model_dump(mode="json"), indent=2) + "\n")
-    kept = [row for row in read_lines(out / LOG) if row.get("step", start) <= start]
+    kept = [row for row in read_lines(out / LOG) if row.get("step", start) <= start] if start else []
     write_atomically(out / LOG, "".join(json.dumps(row) + "\n" for row in kept))
 
 

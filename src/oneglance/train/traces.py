@@ -147,22 +147,26 @@ def read_mixed(folders: Iterable[str | Path]) -> list[Trace]:
 
 
 def check_disjoint(train: Iterable[Trace], heldout: Iterable[Trace]) -> None:
-    """Refuse a held-out set that shares images (or, without images, prompts) with training.
+    """Refuse a held-out set that shares an image (or, without images, a prompt) with training.
 
     Raises:
         InputError: a leak, with both ids.
     """
-    seen = {identity(row): row.id for row in train}
+    seen = {part: row.id for row in train for part in contents(row)}
     for row in heldout:
-        if identity(row) in seen:
-            raise InputError(
-                f"held-out sample {row.id} is also training sample {seen[identity(row)]}; keep the two sets disjoint"
-            )
+        for part in contents(row) & seen.keys():
+            raise InputError(f"held-out sample {row.id} {clash(part, seen[part], 'training')}")
 
 
-def identity(row: Trace) -> tuple[str, ...]:
-    """What makes two samples the same: their images after normalisation or, without images, their prompts."""
-    return row.image_sha256 or (row.system or "", row.prompt)
+def contents(row: Trace) -> set[tuple[str, ...]]:
+    """What no sample of another set may hold: each image after normalisation or, without images, the prompt."""
+    return {(image,) for image in row.image_sha256} or {(row.system or "", row.prompt)}
+
+
+def clash(part: tuple[str, ...], other: str, where: str) -> str:
+    """What two samples share, and the fix; ``other`` is the second one's id."""
+    what = "an image" if len(part) == 1 else "its prompt"
+    return f"shares {what} with sample {other} of {where}; keep the two sets disjoint"
 
 
 def _parse(line: str, path: Path, number: int) -> Trace:

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from oneglance.core import InputError
 from oneglance.drafters.head import DraftConfig
 from oneglance.files import sole_writer
 from oneglance.targets.base import Target
@@ -27,6 +26,7 @@ from oneglance.train.caching import Layout, with_collected
 from oneglance.train.checkpoints import Checkpoints, head_card
 from oneglance.train.evaluate import Accuracy, heldout_accuracy, heldout_tau, serving
 from oneglance.train.features import DiskStore, MemoryStore, NoStore, Store, key_of
+from oneglance.train.initial import check_reach
 from oneglance.train.kinds import kind_of
 from oneglance.train.origin import check_ids, check_image_size, check_origin
 from oneglance.train.processes import open_accelerator, prepare
@@ -88,7 +88,7 @@ class HeadTrainer:
         self.kind = kind_of(recipe.kind)
         head, self.reinitialised = self.kind.initial(recipe, target, self.train_rows)
         self.config: DraftConfig = head.config
-        check_layers(self.config, target)
+        check_reach(self.config, target)
         self.objective = recipe.objective.build()
         optimiser = recipe.optimiser
         packed = self.kind.pack(head.float())
@@ -347,20 +347,6 @@ def read_data(recipe: HeadRecipe, target: Target) -> tuple[list[Trace], list[Tra
     check_ids([*train, *heldout], target)
     check_disjoint(train, heldout)
     return train, heldout
-
-
-def check_layers(config: DraftConfig, target: Target) -> None:
-    """Refuse kept layers that the target does not have.
-
-    Raises:
-        InputError: such a layer; HeadError for one that text-only prompts skip.
-    """
-    ids, last = config.target_layer_ids, target.num_layers - 1
-    odd = [layer for layer in ids if not config.first_layer <= layer <= last]
-    if odd or len(set(ids)) < len(ids):
-        what = f"layer {odd[0]} of {target.num_layers}" if odd else f"{list(ids)}, which repeats a layer"
-        raise InputError(f"head.target_layer_ids asks for {what}; name different ones of 0 to {last}")
-    target.feature_points(ids)
 
 
 def _usable(rows: list[Trace]) -> list[Trace]:
