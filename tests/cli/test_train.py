@@ -6,7 +6,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from unittest.mock import Mock
 
+import httpx
 import pytest
 import yaml
 
@@ -144,7 +146,6 @@ def test_a_run_is_not_overwritten_nor_mixed(run: Run, recipe: Path, tmp_path: Pa
         (["RECIPE", "optimiser.speed=1"], "optimiser.speed"),
         (["RECIPE", "data.train=nowhere"], "no traces at nowhere"),
         (["RECIPE", "data.heldout=${TRAIN}"], "keep the two sets disjoint"),
-        (["RECIPE", "head.target_layer_ids=[1,99]"], "head.target_layer_ids names 99; the target has layers 0 to"),
         (["RECIPE", "head.mask_token_id=99999"], "head.mask_token_id is 99999; the target's embedding has ids 0 to"),
         (["RECIPE", "--tracker", "crystal-ball"], "'crystal-ball' is not installed"),
     ],
@@ -233,8 +234,25 @@ def test_the_best_checkpoint_becomes_the_head(run: Run, recipe: Path, text_targe
     assert str(recipe.parent) not in card.split("## Training")[1].split("target:")[0]
     assert run(*words).code == 0
     assert "τ unknown: not measured" in (out / "head" / "README.md").read_text()
+    learned = (
+        "Learned from 6 of the target's own answers (a 3, b 3); judged by 3 of the target's own answers (a 2, b 1)."
+    )
+    assert learned in card
+    for key, what in (("head_sha256", "another head"), ("target_geometry_sha256", "another target")):
+        (tmp_path / "others.json").write_text(json.dumps({**scored, key: "0" * 64}))
+        assert f"the scores are of {what}" in run(*words, "--scores", tmp_path / "others.json").error
     assert "is not a file of scores" in run(*words, "--scores", recipe).error
     assert "there is no folder" in run("push", tmp_path / "no", "a/b", "--licence", "mit", "--dry-run").error
+
+
+def test_a_push_without_a_network_is_one_line(
+    run: Run, text_head: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(text_head, tmp_path / "head")
+    for refusal in (httpx.ConnectError("no route"), ConnectionError("offline mode is enabled")):
+        monkeypatch.setattr("huggingface_hub.HfApi.create_repo", Mock(side_effect=refusal))
+        error = run("push", folder, "someone/head", "--licence", "mit").error
+        assert f"cannot reach the hub to upload to someone/head ({refusal}); push again online" in error
 
 
 def test_heads_are_listed_with_their_licence(run: Run) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from oneglance.drafters.checkpoint import HeadCheckpoint, load_checkpoint
 from oneglance.drafters.head import num_parameters
 from oneglance.files import parse_json, write_atomically
 
+TARGET = ("target_geometry_sha256", "target_weights_sha256")  # where both sides know it
 FILES = ("config.json", "model.safetensors", "README.md")
 
 
@@ -66,11 +68,34 @@ def write_card(folder: Path, text: str) -> None:
     write_atomically(folder / "README.md", text)
 
 
-def read_scores(path: Path | None, head: str) -> tuple[list[dict[str, Any]], int | None]:
-    """Tasks and budget of a file that ``eval-head --json`` wrote.
+def subject(folder: Path, target: dict[str, Any]) -> dict[str, Any]:
+    """What scores are of: the head's weights, and the target's fingerprint or the head's card, as far as they say."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        digest.update(path.read_bytes())
+    return {"head_sha256": digest.hexdigest(), **{key: target.get(key) for key in TARGET}}
+
+
+def check_subject(scores: dict[str, Any], folder: Path, card: dict[str, Any]) -> None:
+    """Refuse scores of another head, or on another target.
 
     Raises:
-        InputError: it cannot be read or holds something else.
+        InputError: they are.
+    """
+    own = subject(folder, card)
+    for key, what in (("head_sha256", "head"), *((key, "target") for key in TARGET)):
+        if own[key] is not None and scores.get(key) is not None and scores[key] != own[key]:
+            raise InputError(
+                f"the scores are of another {what} ({scores.get(what)}) than {folder}; write them anew with "
+                f"'oneglance eval-head --head {folder} --json'"
+            )
+
+
+def read_scores(path: Path | None, head: str) -> tuple[list[dict[str, Any]], int | None]:
+    """Tasks and budget of a file that ``eval-head --json`` wrote of the head in the folder ``head``.
+
+    Raises:
+        InputError: it cannot be read, holds something else, or is of another head or target.
     """
     if path is None:
         return [], None
@@ -79,10 +104,12 @@ def read_scores(path: Path | None, head: str) -> tuple[list[dict[str, Any]], int
         tasks, budget = raw["tasks"], raw["budget"]
         for row in tasks:
             row["task"], row["n"], row["tau"]
+        raw["head_sha256"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{path} is not a file of scores; write it with 'oneglance eval-head --head {head} --json'"
         ) from error
+    check_subject(raw, Path(head), load_checkpoint(head).card)
     return tasks, budget
 
 
@@ -92,6 +119,7 @@ def upload(folder: Path, repository: str, *, private: bool, revision: str | None
     Raises:
         InputError: the hub refuses.
     """
+    import httpx
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
@@ -101,6 +129,8 @@ def upload(folder: Path, repository: str, *, private: bool, revision: str | None
         done = api.upload_folder(
             repo_id=repository, folder_path=str(folder), allow_patterns=list(FILES), revision=revision
         )
+    except (httpx.TransportError, ConnectionError) as error:
+        raise InputError(f"cannot reach the hub to upload to {repository} ({error}); push again online") from error
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(f"cannot upload to {repository}: {reason}; log in with 'hf auth login'") from error
@@ -142,10 +172,18 @@ def _training(recipe: dict[str, Any], training: dict[str, Any]) -> str:
         data[key] = ", ".join(Path(folder).name for folder in folders) or None
     shown = {**recipe, "data": data}
     ours = ", ".join(recipe.get("ours") or ()) or "none named"
-    return (
+    named = {"train": "Learned from", "heldout": "judged by"}
+    parts = [f"{named[key]} {_rows(part)}" for key, part in (training.get("data") or {}).items() if part["rows"]]
+    learned = "; ".join(parts) + ".\n\n" if parts else ""
+    return learned + (
         f"{training.get('step', 'unknown')} steps of this recipe. Values that are this project's choice and not the "
         f"paper's: {ours}.\n\n```yaml\n{yaml.safe_dump(shown, sort_keys=False)}```"
     )
+
+
+def _rows(part: dict[str, Any]) -> str:
+    tasks = ", ".join(f"{task} {count}" for task, count in part["tasks"].items())
+    return f"{part['rows']} of the target's own answers ({tasks})"
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:

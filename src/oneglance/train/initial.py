@@ -35,17 +35,13 @@ def initial_head(recipe: HeadRecipe, target: Target) -> tuple[HeadConfig, BlockH
     return config, head.to(target.device), anew
 
 
-def check_reach(config: DraftConfig, target: Target) -> None:
-    """Refuse a head that reads what the target doesn't have.
+def check_mask(config: DraftConfig, target: Target) -> None:
+    """Refuse a mask id that the target cannot embed.
 
     Raises:
-        InputError: a kept layer past its last, or a mask id past its embedding's rows.
+        InputError: it is past the embedding's rows.
     """
-    last, rows = target.num_layers - 1, target.embedding.num_embeddings
-    if max(config.target_layer_ids) > last:
-        raise InputError(
-            f"head.target_layer_ids names {max(config.target_layer_ids)}; the target has layers 0 to {last}"
-        )
+    rows = target.embedding.num_embeddings
     if config.mask_token_id >= rows:
         raise InputError(
             f"head.mask_token_id is {config.mask_token_id}; the target's embedding has ids 0 to {rows - 1}"

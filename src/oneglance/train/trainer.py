@@ -26,14 +26,14 @@ from oneglance.train.caching import Layout, with_collected
 from oneglance.train.checkpoints import Checkpoints, head_card
 from oneglance.train.evaluate import Accuracy, heldout_accuracy, heldout_tau, serving
 from oneglance.train.features import DiskStore, MemoryStore, NoStore, Store, key_of
-from oneglance.train.initial import check_reach
+from oneglance.train.initial import check_mask
 from oneglance.train.kinds import kind_of
 from oneglance.train.processes import open_accelerator, prepare
 from oneglance.train.recipe import HeadRecipe
 from oneglance.train.runlog import log, open_run
 from oneglance.train.sharded import gather
 from oneglance.train.step import Sample, StepResult
-from oneglance.train.traces import Trace, check_disjoint, read_mixed, read_traces
+from oneglance.train.traces import Trace, check_disjoint, counts, read_mixed, read_traces
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class HeadTrainer:
         self.kind = kind_of(recipe.kind)
         head, self.reinitialised = self.kind.initial(recipe, target, self.train_rows)
         self.config: DraftConfig = head.config
-        check_reach(self.config, target)
+        check_mask(self.config, target)
         self.objective = recipe.objective.build()
         optimiser = recipe.optimiser
         packed = self.kind.pack(head.float())
@@ -120,6 +120,11 @@ class HeadTrainer:
     def num_parameters(self) -> int:
         """That are trained; embedding and lm_head of the target are not among them (Table 2)."""
         return sum(parameter.numel() for parameter in self.head.parameters())
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """What it learns from and is judged by, for the head's card."""
+        return {"train": counts(self.train_rows), "heldout": counts(self.heldout_rows)}
 
     @property
     def num_shards(self) -> int:
@@ -182,7 +187,7 @@ class HeadTrainer:
         self._store.flush()
         head = self.whole_head()
         if self.accelerator.is_main_process:
-            write_head(head, self.recipe, self.target, self.out / "head", step=self.num_steps)
+            write_head(head, self.recipe, self.target, self.out / "head", step=self.num_steps, data=self.data)
         self.accelerator.wait_for_everyone()
         if self.accelerator.trackers:
             self.accelerator.end_training()
@@ -287,7 +292,7 @@ class HeadTrainer:
         main = self.accelerator.is_main_process
         head, state = self.whole_head(), gather(self.adam.state_dict(), keep=main)
         if main:
-            card = head_card(self.recipe, self.config, self.target, step=step)
+            card = head_card(self.recipe, self.config, self.target, step=step, data=self.data)
             heldout = progress.heldout if progress else None
             self.checkpoints.save(step, self.kind, head, state, card, top1=heldout.top1 if heldout else None)
         self.accelerator.wait_for_everyone()
@@ -314,10 +319,10 @@ def as_scalars(progress: Progress) -> dict[str, float]:
     return scalars | {f"heldout_tau/{task}": tau for task, tau in (progress.tau or {}).items()}
 
 
-def write_head(head: Any, recipe: HeadRecipe, target: Target, folder: Path, *, step: int) -> None:
+def write_head(head: Any, recipe: HeadRecipe, target: Target, folder: Path, *, step: int, data: Any = None) -> None:
     """Write the final head, in the recipe's ``save_dtype``."""
     dtype = getattr(torch, recipe.save_dtype)
-    card = head_card(recipe, head.config, target, step=step, dtype=recipe.save_dtype)
+    card = head_card(recipe, head.config, target, step=step, dtype=recipe.save_dtype, data=data)
     kind_of(recipe.kind).save(serving(head, dtype), folder, card)
 
 
