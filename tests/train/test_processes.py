@@ -189,6 +189,20 @@ def test_trackers_get_a_number_a_name(tmp_path: Path) -> None:
     assert notes.rows[2][1]["top1/offset_15"] == reports[2].top1[14]
 
 
+def test_tensorboard_reads_what_was_reported(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    target = tiny_target("qwen3")
+    plan = HeadRecipe(**{**PLAN, "data": {"train": str(traces(target, tmp_path / "traces"))}})
+    reports = list(HeadTrainer(plan, target, tmp_path / "run", trackers=["tensorboard"]).run())
+    events = accumulator.EventAccumulator(str(tmp_path / "run" / plan.name))
+    events.Reload()
+    wanted = {"loss": [r.loss for r in reports], "top1/offset_15": [r.top1[14] for r in reports]}
+    for name, values in wanted.items():
+        found = events.Scalars(name)
+        assert [event.step for event in found] == [1, 2, 3, 4]
+        assert [event.value for event in found] == pytest.approx(values, rel=1e-6)
+
+
 def test_a_run_is_not_resumed_on_other_data(tmp_path: Path) -> None:
     target = tiny_target("qwen3")
     folder = traces(target, tmp_path / "traces")

@@ -66,7 +66,9 @@ def eval_head(
 
     Images get the size at which the traces were collected. The interval is a bootstrap over prompts.
     """
+    from oneglance.drafters.checkpoint import read_config
     from oneglance.targets import open_target
+    from oneglance.train.card import subject
     from oneglance.train.origin import check_ids, check_origin
     from oneglance.train.select import as_table, evaluate_head
     from oneglance.train.traces import read_traces
@@ -82,7 +84,8 @@ def eval_head(
     long_side = found.manifest.get("image_long_side")
     scores = evaluate_head(head, opened, rows, long_side=long_side, budget=budget)
     if json:
-        terminal.write_json({"head": head, "target": target, "budget": budget, "tasks": as_table(scores)})
+        of = subject(read_config(head)[0], opened.fingerprint())
+        terminal.write_json({"head": head, "target": target, **of, "budget": budget, "tasks": as_table(scores)})
     else:
         show(terminal.console(), scores)
 

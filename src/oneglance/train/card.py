@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from oneglance.train.amounts import parameters, plural
 T = TypeVar("T")
 CARD = "README.md"
 FILES = ("config.json", "model.safetensors", "rescorer.json", "rescorer.safetensors", CARD)
+TARGET = ("target_geometry_sha256", "target_weights_sha256")  # where both sides know it
 
 
 def model_card(head: HeadCheckpoint, *, licence: str, tasks: list[dict[str, Any]], budget: int | None = None) -> str:
@@ -123,11 +125,34 @@ def write_card(folder: Path, text: str) -> None:
     write_atomically(folder / CARD, text)
 
 
-def read_scores(path: Path | None, head: str) -> tuple[list[dict[str, Any]], int | None]:
-    """Tasks and budget of a file that ``eval-head --json`` wrote.
+def subject(folder: Path, target: dict[str, Any]) -> dict[str, Any]:
+    """What scores are of: the head's weights, and the target's fingerprint or the head's card, as far as they say."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        digest.update(path.read_bytes())
+    return {"head_sha256": digest.hexdigest(), **{key: target.get(key) for key in TARGET}}
+
+
+def check_subject(scores: dict[str, Any], folder: Path, card: dict[str, Any]) -> None:
+    """Refuse scores of another head, or on another target.
 
     Raises:
-        InputError: it cannot be read or holds something else.
+        InputError: they are.
+    """
+    own = subject(folder, card)
+    for key, what in (("head_sha256", "head"), *((key, "target") for key in TARGET)):
+        if own[key] is not None and scores.get(key) is not None and scores[key] != own[key]:
+            raise InputError(
+                f"the scores are of another {what} ({scores.get(what)}) than {folder}; write them anew with "
+                f"'oneglance eval-head --head {folder} --json'"
+            )
+
+
+def read_scores(path: Path | None, head: str) -> tuple[list[dict[str, Any]], int | None]:
+    """Tasks and budget of a file that ``eval-head --json`` wrote of the head in the folder ``head``.
+
+    Raises:
+        InputError: it cannot be read, holds something else, or is of another head or target.
     """
     if path is None:
         return [], None
@@ -136,10 +161,12 @@ def read_scores(path: Path | None, head: str) -> tuple[list[dict[str, Any]], int
         tasks, budget = raw["tasks"], raw["budget"]
         for row in tasks:
             row["task"], row["n"], row["tau"]
+        raw["head_sha256"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{path} is not a file of scores; write it with 'oneglance eval-head --head {head} --json'"
         ) from error
+    check_subject(raw, Path(head), load_checkpoint(head).card)
     return tasks, budget
 
 
@@ -170,6 +197,7 @@ def upload(folder: Path, repository: str, *, private: bool, revision: str | None
     Raises:
         InputError: the hub refuses.
     """
+    import httpx
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
@@ -179,6 +207,8 @@ def upload(folder: Path, repository: str, *, private: bool, revision: str | None
         done = api.upload_folder(
             repo_id=made.repo_id, folder_path=str(folder), allow_patterns=list(FILES), revision=revision
         )
+    except (httpx.TransportError, ConnectionError) as error:
+        raise InputError(f"cannot reach the hub to upload to {repository} ({error}); push again online") from error
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         raise InputError(f"cannot upload to {repository}: {reason(error)}; log in with 'hf auth login'") from error
     return str(done)
@@ -219,10 +249,18 @@ def _training(recipe: dict[str, Any], training: dict[str, Any]) -> str:
         data[key] = ", ".join(Path(folder).name for folder in folders) or None
     shown = {**recipe, "data": data}
     ours = ", ".join(recipe.get("ours") or ()) or "none named"
-    return (
+    named = {"train": "Learned from", "heldout": "judged by"}
+    parts = [f"{named[key]} {_rows(part)}" for key, part in (training.get("data") or {}).items() if part["rows"]]
+    learned = "; ".join(parts) + ".\n\n" if parts else ""
+    return learned + (
         f"{training.get('step', 'unknown')} steps of this recipe. Values that are this project's choice and not the "
         f"paper's: {ours}.\n\n```yaml\n{yaml.safe_dump(shown, sort_keys=False)}```"
     )
+
+
+def _rows(part: dict[str, Any]) -> str:
+    tasks = ", ".join(f"{task} {count}" for task, count in part["tasks"].items())
+    return f"{part['rows']} of the target's own answers ({tasks})"
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:

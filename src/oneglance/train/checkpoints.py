@@ -128,9 +128,15 @@ def _top1(checkpoint: Path) -> list[float]:
 
 
 def head_card(
-    recipe: HeadRecipe, config: DraftConfig, target: Target, *, step: int, dtype: str = "float32"
+    recipe: HeadRecipe,
+    config: DraftConfig,
+    target: Target,
+    *,
+    step: int,
+    dtype: str = "float32",
+    data: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """``config.json`` of a trained head: its layout's keys, and our own under ``oneglance``."""
+    """``config.json`` of a trained head: its layout's keys, and our own, and its ``data``, under ``oneglance``."""
     return {
         **kind_of(recipe.kind).layout(recipe, target, config),
         "dtype": dtype,
@@ -138,7 +144,7 @@ def head_card(
             "schema_version": SCHEMA_VERSION,
             "feature_point": FEATURE_POINT,
             **target.fingerprint(),
-            "training": {"recipe": as_trained(recipe, config).model_dump(mode="json"), "step": step},
+            "training": {"recipe": as_trained(recipe, config).model_dump(mode="json"), "step": step, "data": data},
         },
     }
 

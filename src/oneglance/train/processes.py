@@ -50,7 +50,10 @@ def open_accelerator(recipe: HeadRecipe, target: Target, out: Path, trackers: Se
     available = [str(getattr(name, "value", name)) for name in get_available_trackers()]
     for tracker in trackers:
         if isinstance(tracker, str) and tracker not in available:
-            raise InputError(f"tracker {tracker!r} is not installed; here are {', '.join(available) or 'none'}")
+            raise InputError(
+                f"tracker {tracker!r} is not installed; here are {', '.join(available) or 'none'}; tensorboard comes "
+                "with: pip install 'oneglance[train]'"
+            )
     _check_left_to_the_recipe(recipe)
     on_cpu = target.device.type == "cpu"
     process = process_state(cpu=on_cpu)

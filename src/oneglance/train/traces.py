@@ -7,6 +7,7 @@ pages of the built-in suite), so that features are recomputed on the fly and ima
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -161,6 +162,12 @@ def check_disjoint(train: Iterable[Trace], heldout: Iterable[Trace]) -> None:
 def contents(row: Trace) -> set[tuple[str, ...]]:
     """What no sample of another set may hold: each image after normalisation or, without images, the prompt."""
     return {(image,) for image in row.image_sha256} or {(row.system or "", row.prompt)}
+
+
+def counts(rows: Iterable[Trace]) -> dict[str, Any]:
+    """Rows, and how many of each task; for a head's card."""
+    tasks = Counter(row.task for row in rows)
+    return {"rows": tasks.total(), "tasks": dict(sorted(tasks.items()))}
 
 
 def clash(part: tuple[str, ...], other: str, where: str) -> str:

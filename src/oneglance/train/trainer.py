@@ -34,7 +34,7 @@ from oneglance.train.recipe import HeadRecipe
 from oneglance.train.runlog import log, open_run
 from oneglance.train.sharded import gather
 from oneglance.train.step import Sample, StepResult
-from oneglance.train.traces import Trace, check_disjoint, read_mixed, read_traces
+from oneglance.train.traces import Trace, check_disjoint, counts, read_mixed, read_traces
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +125,11 @@ class HeadTrainer:
         return sum(parameter.numel() for parameter in self.head.parameters())
 
     @property
+    def data(self) -> dict[str, Any]:
+        """What it learns from and is judged by, for the head's card."""
+        return {"train": counts(self.train_rows), "heldout": counts(self.heldout_rows)}
+
+    @property
     def num_shards(self) -> int:
         """Processes that share weights, gradients and optimiser state."""
         return int(self.accelerator.num_processes) if self.accelerator.is_fsdp2 else 1
@@ -180,7 +185,7 @@ class HeadTrainer:
         self._store.flush()
         head = self.whole_head()
         if self.accelerator.is_main_process:
-            write_head(head, self.recipe, self.target, self.out / "head", step=self.num_steps)
+            write_head(head, self.recipe, self.target, self.out / "head", step=self.num_steps, data=self.data)
         self.accelerator.wait_for_everyone()
         if self.accelerator.trackers:
             self.accelerator.end_training()
@@ -285,7 +290,7 @@ class HeadTrainer:
         main = self.accelerator.is_main_process
         head, state = self.whole_head(), gather(self.adam.state_dict(), keep=main)
         if main:
-            card = head_card(self.recipe, self.config, self.target, step=step)
+            card = head_card(self.recipe, self.config, self.target, step=step, data=self.data)
             heldout = progress.heldout if progress else None
             self.checkpoints.save(step, self.kind, head, state, card, top1=heldout.top1 if heldout else None)
         self.accelerator.wait_for_everyone()
@@ -312,10 +317,10 @@ def as_scalars(progress: Progress) -> dict[str, float]:
     return scalars | {f"heldout_tau/{task}": tau for task, tau in (progress.tau or {}).items()}
 
 
-def write_head(head: Any, recipe: HeadRecipe, target: Target, folder: Path, *, step: int) -> None:
+def write_head(head: Any, recipe: HeadRecipe, target: Target, folder: Path, *, step: int, data: Any = None) -> None:
     """Write the final head, in the recipe's ``save_dtype``."""
     dtype = getattr(torch, recipe.save_dtype)
-    card = head_card(recipe, head.config, target, step=step, dtype=recipe.save_dtype)
+    card = head_card(recipe, head.config, target, step=step, dtype=recipe.save_dtype, data=data)
     kind_of(recipe.kind).save(serving(head, dtype), folder, card)
 
 
