@@ -10,10 +10,12 @@ TRIALS ?= 50
 SECONDS ?= 300
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow docs check lint format-check types format fuzz soak serve-soak serve-fuzz page report-page compatibility test-lowest test-vllm test-sglang package test-package changelog audit-full audit-shaped audit-matrix kill-resume clean
+.PHONY: help install demo test test-slow docs check lint format-check types format fuzz soak serve-soak serve-fuzz page report-page compatibility test-lowest test-vllm test-sglang package test-package changelog audit-full audit-shaped audit-matrix kill-resume clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(STAMP) ## the environment alone: .venv with the package, editable, and what development needs
 
 demo: $(STAMP) ## install, then decode the bundled page twice: plainly and with the draft head
 	$(BIN)/oneglance demo

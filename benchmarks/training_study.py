@@ -162,10 +162,11 @@ def provenance(rows: list[dict[str, Any]], tasks: list[str]) -> str:
     counts = ", ".join(f"{task} {n}" for task, n in prompts.items())
     minutes = [row["minutes"] for row in rows if row["steps"]]
     shas = ", ".join(sorted({str(row["manifest"]["git_sha"]) for row in rows}))
+    low, high = f"{min(minutes):.0f}", f"{max(minutes):.0f}"
+    taken = low if low == high else f"{low} to {high}"
     return (
-        f"{max(row['steps'] for row in rows)} steps an arm and seed, "
-        f"{min(minutes):.0f} to {max(minutes):.0f} minutes on "
-        f"one thread; held-out prompts: {counts}; τ by a best-first tree, prompts resampled for the intervals (95 %). "
+        f"{max(row['steps'] for row in rows)} steps an arm and seed, {taken} minutes on one thread; "
+        f"held-out prompts: {counts}; τ by a best-first tree, prompts resampled for the intervals (95 %). "
         f"Code {shas}."
     )
 

@@ -8,16 +8,18 @@ import base64
 import os
 import sys
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from openai import OpenAI
 
 
-def main(path: str, prompt: str) -> None:
+def main(path: Annotated[Path, typer.Argument(exists=True)], prompt: str) -> None:
     client = OpenAI(
         base_url=os.environ.get("OPENAI_BASE_URL", "http://127.0.0.1:8000/v1"),
         api_key=os.environ.get("ONEGLANCE_API_KEY", "none"),
     )
-    image = base64.b64encode(Path(path).read_bytes()).decode()
+    image = base64.b64encode(path.read_bytes()).decode()
     stream = client.chat.completions.create(
         model=client.models.list().data[0].id,
         messages=[
@@ -42,4 +44,4 @@ def main(path: str, prompt: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    typer.run(main)

@@ -3,20 +3,24 @@
 This one remembers what followed each token in the answer so far. It keeps nothing for the next answer: a benchmark
 decodes a prompt more than once, and would measure a drafter that has seen the answer.
 
-python examples/own_drafter.py "Transcribe the document." src/oneglance/assets/demo_page.png
+python examples/own_drafter.py src/oneglance/assets/demo_page.png "Transcribe the document."
 
 As a package with an entry point it is `--drafter bigrams` of every command: docs/architecture.md, "To add a drafter".
 """
 
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Annotated
 
+import typer
 from pydantic import Field
 
 import oneglance
-from oneglance.core import Drafter, InputError, Round, TokenTree
+from oneglance.core import Drafter, Round, TokenTree
 from oneglance.drafters.settings import Settings, read_settings
+from oneglance.drafters.taken import binds
 from oneglance.targets.base import Target
 from oneglance.targets.state import TargetState
 from oneglance.tree import from_path
@@ -64,29 +68,25 @@ class BigramSettings(Settings):
     length: int = Field(default=8, gt=0)
 
 
-def prepare(head: str | None, **settings: str) -> Callable[..., Drafter]:
+def bind(settings: BigramSettings, target: Target, *, budget: int) -> Drafter:
+    """What it names of policy, budget and branch_k it takes; commands refuse the others."""
+    return BigramDrafter(min(settings.length, budget))
+
+
+@binds(bind)
+def prepare(**settings: str) -> Callable[..., Drafter]:
     """What the entry point names; settings are what follows the name in ``bigrams:length=4``, as text."""
-    if head is not None:
-        raise InputError("drafter 'bigrams' has no weights; drop --head")
-    chosen = read_settings(BigramSettings, "bigrams", settings)
-
-    def bind(target: Target, *, budget: int, **options: object) -> Drafter:
-        return BigramDrafter(min(chosen.length, budget))
-
-    return bind
+    return partial(bind, read_settings(BigramSettings, "bigrams", settings))
 
 
-def main(prompt: str, *paths: str) -> int:
+def main(path: Annotated[Path, typer.Argument(exists=True)], prompt: str) -> None:
     plain = oneglance.load(drafter="none", dtype="float32")
     drafted = oneglance.Decoder(plain.target, BigramDrafter())
-    differ = 0
-    for path in paths:
-        answer = drafted.generate(prompt, images=[path], max_new_tokens=64)
-        same = answer.token_ids == plain.generate(prompt, images=[path], max_new_tokens=64).token_ids
-        differ += not same
-        print(f"{path}: {answer.tau:.2f} tokens a round, {'identical' if same else 'DIFFERENT'}")
-    return min(differ, 1)
+    answer = drafted.generate(prompt, images=[path], max_new_tokens=64)
+    same = answer.token_ids == plain.generate(prompt, images=[path], max_new_tokens=64).token_ids
+    print(f"{answer.tau:.2f} tokens a round, {'identical' if same else 'DIFFERENT'}")
+    raise typer.Exit(not same)
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    typer.run(main)

@@ -4,11 +4,15 @@ python examples/read_page.py src/oneglance/assets/demo_page.png "Transcribe the 
 """
 
 import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
 
 import oneglance
 
 
-def main(path: str, prompt: str) -> None:
+def main(path: Annotated[Path, typer.Argument(exists=True)], prompt: str) -> None:
     decoder = oneglance.load()  # the built-in model; or load("OWNER/MODEL", "OWNER/HEAD")
     stream = decoder.stream(prompt, images=[path], max_new_tokens=256)
     for step in stream:
@@ -21,4 +25,4 @@ def main(path: str, prompt: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    typer.run(main)

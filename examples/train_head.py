@@ -5,8 +5,10 @@ Two pictures and two steps make no good head: give a folder of yours, more steps
 python examples/train_head.py src/oneglance/assets runs/example-head 2
 """
 
-import sys
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 import oneglance
 from oneglance.train.collect import LocalAnswerer
@@ -16,21 +18,21 @@ from oneglance.train.trainer import HeadTrainer
 TARGET, QUESTION = "builtin:reader", "Transcribe the document."
 
 
-def main(images: str, out: str, steps: str) -> None:
+def main(images: Annotated[Path, typer.Argument(exists=True)], out: Path, steps: int) -> None:
     changes = ["head.num_layers=1", "data.num_anchors=8", f"optimiser.max_steps={steps}"]
-    plan = make_plan(Path(images), Path(out), target=TARGET, questions=[QUESTION], overrides=changes)
+    plan = make_plan(images, out, target=TARGET, questions=[QUESTION], overrides=changes)
     plain = oneglance.load(TARGET, drafter="none")
     answerer = LocalAnswerer(plain, max_new_tokens=48)
     for part in ("train", "heldout"):
         for done in collection(plan, part, answerer).run(answerer):
             print(f"{part}: {done.done} of {done.total} answered")
-    trainer = HeadTrainer(plan.recipe, plain.target, Path(out) / "run")
+    trainer = HeadTrainer(plan.recipe, plain.target, out / "run")
     for progress in trainer.run():
         print(f"step {progress.step}: loss {progress.loss:.3f}, held-out tau {progress.tau}")
-    drafted = oneglance.load(TARGET, f"{out}/run/head")
+    drafted = oneglance.load(TARGET, str(out / "run" / "head"))
     answer = drafted.generate(QUESTION, images=[plan.heldout[0].images[0]], max_new_tokens=48)
     print(f"{answer.tau:.2f} tokens a round with the new head")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4])
+    typer.run(main)

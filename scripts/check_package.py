@@ -1,11 +1,12 @@
 """The wheel in dist/ as a user gets it: what it holds, that it decodes offline in an environment of its own, that each
-extra resolves.
+extra resolves, and that each which is not an engine or for developers installs alone.
 
-The environment is made in a temporary folder, far from this checkout, by pip: PIP_FIND_LINKS and the like count. Extras
-are resolved by uv, which reads metadata only.
+The environments are made in a temporary folder, far from this checkout, by pip: PIP_FIND_LINKS and the like count.
+Extras are resolved by uv, which reads metadata only.
 """
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -47,21 +48,58 @@ def check_contents(wheel: Path) -> None:
         sys.exit(f"the wheel has more than {MOST_BYTES / 1e6:.0f} MB")
 
 
-def check_demo(wheel: Path) -> None:
-    """``oneglance demo`` from a fresh environment, without a network."""
-    with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder)
-        subprocess.run([sys.executable, "-m", "venv", place / "env"], check=True)
-        scripts = place / "env" / ("Scripts" if os.name == "nt" else "bin")
-        subprocess.run([scripts / "python", "-m", "pip", "install", "--quiet", wheel], check=True)
-        found = subprocess.run(
-            [scripts / "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        (Path(found.stdout.strip()) / "sitecustomize.py").write_text(OFFLINE)
-        clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        home = {"HOME": folder, "HF_HOME": str(place / "hub")}
-        subprocess.run([scripts / "oneglance", "demo"], cwd=place, env=clean | home, check=True)
+# extra → what its users import of it
+EXTRAS = {
+    "train": ("accelerate", "oneglance.train.trainer"),
+    "data": ("datasets",),
+    "report": ("matplotlib",),
+    "grammar": ("llguidance",),
+    "pdf": ("pypdfium2",),
+    "serve": ("fastapi", "uvicorn", "prometheus_client", "oneglance.serve.app"),
+}
+
+
+def make_environment(wheel: Path, folder: Path) -> None:
+    """A fresh environment with the wheel and its base dependencies."""
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    subprocess.run([programs(folder) / "python", "-m", "pip", "install", "--quiet", wheel], check=True)
+
+
+def programs(environment: Path) -> Path:
+    return environment / ("Scripts" if os.name == "nt" else "bin")
+
+
+def check_demo(environment: Path, place: Path) -> None:
+    """``oneglance demo`` without a network."""
+    found = subprocess.run(
+        [programs(environment) / "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    hook = Path(found.stdout.strip()) / "sitecustomize.py"
+    hook.write_text(OFFLINE)
+    home = {"HOME": str(place), "HF_HOME": str(place / "hub")}
+    subprocess.run([programs(environment) / "oneglance", "demo"], cwd=place, env=outside() | home, check=True)
+    hook.unlink()
+
+
+def check_alone(environment: Path, wheel: Path, place: Path) -> None:
+    """Each extra, installed into a copy of the base environment: versions agree, and it imports."""
+    for extra, modules in EXTRAS.items():
+        copy = place / extra
+        shutil.copytree(environment, copy, symlinks=True, copy_function=os.link)  # pip never edits a file
+        python = programs(copy) / "python"
+        subprocess.run(
+            [python, "-m", "pip", "install", "--quiet", f"oneglance[{extra}] @ {wheel.as_uri()}"], check=True
+        )
+        subprocess.run([python, "-m", "pip", "check"], check=True, stdout=subprocess.DEVNULL)
+        imports = f"import {', '.join(modules)}"
+        subprocess.run([python, "-c", imports], cwd=place, env=outside(), check=True)
+        print(f"[{extra}] installed alone: {imports}")
+
+
+def outside() -> dict[str, str]:
+    """The environment variables without a way back to this checkout."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
 def check_extras(wheel: Path) -> None:
@@ -79,4 +117,8 @@ if __name__ == "__main__":
     (built,) = (ROOT / "dist").glob(f"oneglance-{PROJECT['version']}-*.whl")
     check_contents(built)
     check_extras(built)
-    check_demo(built)
+    with tempfile.TemporaryDirectory() as folder:
+        base = Path(folder) / "env"
+        make_environment(built, base)
+        check_demo(base, Path(folder))
+        check_alone(base, built, Path(folder))

@@ -43,7 +43,7 @@ def row(cells: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
 
     A page counts where every arm gave two tokens or more.
     """
-    times = {name: [one["decode_ms_per_token"] for one in rows] for name, rows in cells.items()}
+    times = {name: [one["ms_per_token"] for one in rows] for name, rows in cells.items()}
     kept = [i for i in range(len(times["plain"])) if all(arm[i] is not None for arm in times.values())]
     means = {name: sum(arm[i] for i in kept) / len(kept) for name, arm in times.items()} if kept else {}
     ratios = {
@@ -55,7 +55,7 @@ def row(cells: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
         name: sum(a["text"] == b["text"] for a, b in zip(cells["plain"], rows, strict=True))
         for name, rows in cells.items()
     }
-    return {"prompts": len(kept), "decode_ms_per_token": means, "faster_by": ratios, "same_text_as_plain": same}
+    return {"prompts": len(kept), "ms_per_token": means, "faster_by": ratios, "same_text_as_plain": same}
 
 
 def main() -> None:

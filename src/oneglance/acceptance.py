@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from oneglance.core import Generation
+from oneglance.core import Generation, by_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Acceptance:
         return {
             "mean_acceptance_length": 1 + self.num_accepted / steps if steps else None,
             "draft_acceptance_rate": self.num_accepted / self.num_proposed if self.num_proposed else None,
-            "acceptance_histogram": [self.histogram[a] for a in range(max(self.histogram, default=-1) + 1)],
+            "acceptance_histogram": by_length(self.histogram),
             "num_spec_steps": steps,
             "num_accepted_draft_tokens": self.num_accepted,
             "num_draft_tokens": self.num_proposed,

@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from oneglance.decoder import Decoder
 from oneglance.files import Unchanged, parse_json, read_object, sole_writer, write_atomically
 from oneglance.images import load_image
 from oneglance.pdf import is_pdf, num_pages, render_page
-from oneglance.train.prompts import Prompt, prompt_of_line
+from oneglance.train.prompts import Prompt, line_of, prompt_of_line
 
 SUFFIXES = frozenset(".png .jpg .jpeg .webp .gif .bmp .tif .tiff .avif .jp2 .ppm .pgm .pdf".split())
 GLOB = frozenset("*?[")
@@ -36,6 +37,7 @@ class Page:
 
     Attributes:
         id: of its row: the path, a PDF's with ``#page=N``, or the id of a JSONL line.
+        place: what a failure is called: the id, or a JSONL file and the number of the line.
         prompt: user text.
         load: its images, read only when their turn comes.
         system: system prompt.
@@ -45,6 +47,7 @@ class Page:
     id: str
     prompt: str
     load: Callable[[], list[Image.Image]]
+    place: str
     system: str | None = None
     audio: str | None = None
 
@@ -55,6 +58,11 @@ class Failure:
 
     id: str
     reason: str
+
+    def line(self) -> str:
+        """Both in one line, the name once: most reasons have it already."""
+        text = self.reason if self.id in self.reason else f"{self.id}: {self.reason}"
+        return " ".join(text.split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +136,7 @@ def _pages_of(path: Path, prompt: str | None, dpi: int) -> Iterator[Page | Failu
     if prompt is None:
         raise InputError("give --prompt: what to ask about each page")
     if not is_pdf(path):
-        yield Page(str(path), prompt, lambda: [load_image(path)])
+        yield Page(str(path), prompt, lambda: [load_image(path)], str(path))
         return
     try:
         count = num_pages(path)
@@ -136,7 +144,8 @@ def _pages_of(path: Path, prompt: str | None, dpi: int) -> Iterator[Page | Failu
         yield Failure(str(path), str(error))
         return
     for index in range(count):
-        yield Page(f"{path}#page={index + 1}", prompt, lambda index=index: [render_page(path, index, dpi=dpi)])  # type: ignore[misc]
+        name = f"{path}#page={index + 1}"
+        yield Page(name, prompt, partial(_render, path, index, dpi), name)
 
 
 def _lines(path: Path, prompt: str | None) -> Iterator[Page | Failure]:
@@ -150,13 +159,20 @@ def _lines(path: Path, prompt: str | None) -> Iterator[Page | Failure]:
         try:
             asked = prompt_of_line(line, path, number, default=prompt)
         except InputError as error:
-            yield Failure(f"{path}:{number}", str(error))
+            yield Failure(line_of(path, number), str(error))
             continue
-        yield _page_of_line(asked)
+        yield _page_of_line(asked, line_of(path, number))
 
 
-def _page_of_line(asked: Prompt) -> Page:
-    return Page(asked.id, asked.text, lambda: [load_image(image) for image in asked.images], asked.system, asked.audio)
+def _page_of_line(asked: Prompt, place: str) -> Page:
+    def load() -> list[Image.Image]:
+        return [load_image(image) for image in asked.images]
+
+    return Page(asked.id, asked.text, load, place, asked.system, asked.audio)
+
+
+def _render(path: Path, index: int, dpi: int) -> list[Image.Image]:
+    return [render_page(path, index, dpi=dpi)]
 
 
 @dataclass
@@ -172,6 +188,7 @@ class Job:
         failures: pages without a row.
         acceptance: sum over the rows written by this run.
         num_written, num_tokens, decode_ms: of the rows written by this run.
+        num_rows: in the file, whoever wrote them.
     """
 
     out: Path
@@ -180,6 +197,7 @@ class Job:
     failures: list[Failure] = field(default_factory=list)
     acceptance: Acceptance = field(default_factory=Acceptance)
     num_written: int = 0
+    num_rows: int = 0
     num_tokens: int = 0
     decode_ms: float = 0.0
 
@@ -191,6 +209,7 @@ class Job:
         """What is there already, and what is left to do."""
         self._check_settings()
         done = self._rows_there()
+        self.num_rows = len(done)
         self.todo = [page for page in self.pages if isinstance(page, Page) and (page.id, page.prompt) not in done]
         self.num_skipped = len(self.pages) - len(self.failures) - len(self.todo)
 
@@ -226,6 +245,7 @@ class Job:
             "out": str(self.out),
             "written": self.num_written,
             "already_there": self.num_skipped,
+            "num_rows": self.num_rows,
             "failed": [asdict(failure) for failure in self.failures],
             "num_tokens": self.num_tokens,
             "decode_ms": self.decode_ms,
@@ -235,6 +255,7 @@ class Job:
 
     def _count(self, row: Row) -> None:
         self.num_written += 1
+        self.num_rows += 1
         self.num_tokens += row.generation.num_tokens
         self.decode_ms += row.generation.decode_ms
         self.acceptance = self.acceptance + Acceptance.of(row.generation)
@@ -296,7 +317,7 @@ def _answer(decoder: Decoder, page: Page, params: SamplingParams) -> Row | Failu
         stream = decoder.stream_params(page.prompt, params, images=page.load(), system=page.system, audio=page.audio)
         done = stream.exhaust()
     except InputError as error:
-        return Failure(page.id, str(error))
+        return Failure(page.place, str(error))
     except (RuntimeError, MemoryError) as error:  # the device has no room for this page: the next may be smaller
-        return Failure(page.id, f"{type(error).__name__}: {error}")
+        return Failure(page.place, f"{type(error).__name__}: {error}")
     return Row(page.id, page.prompt, done, time.perf_counter() - started)

@@ -127,7 +127,7 @@ def _run(argv: Sequence[str]) -> int:
         else:
             context = getattr(error, "ctx", None)
             command = context.command_path if context else "oneglance"
-            text = error.format_message().strip().rstrip(".")
+            text = _words(error).strip().rstrip(".")
             asks = context is not None and any(param.name == "image" for param in context.command.params)
             is_extra = "unexpected extra argument" in text
             advice = "an image follows --image, a prompt stands in quotes; " if asks and is_extra else ""
@@ -136,6 +136,14 @@ def _run(argv: Sequence[str]) -> int:
     except typer.Abort:
         return INTERRUPTED
     return code if isinstance(code, int) else 0
+
+
+def _words(error: Any) -> str:
+    """What typer says of a command line; of an unknown option the likeliest ones, the nearest first."""
+    likely = getattr(error, "possibilities", None)
+    if likely and hasattr(error, "option_name"):
+        return f"{error.message} (Possible options: {', '.join(likely)})"
+    return str(error.format_message())
 
 
 def say(kind: str, message: object) -> None:
@@ -155,6 +163,9 @@ class LazyGroup(TyperGroup):
         for panel in dict.fromkeys(row.panel for row in COMMANDS.values()):
             with formatter.section(panel):
                 formatter.write_dl([(name, row.help) for name, row in COMMANDS.items() if row.panel == panel])
+
+    def get_params(self, ctx: Any) -> Any:
+        return _without_python(super().get_params(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         two = " ".join(args[:2])
@@ -219,8 +230,21 @@ def _show_brackets(command: Any) -> None:
         param.help = escape(getattr(param, "help", None) or "")
 
 
+def _without_python(params: Any) -> Any:
+    """Parameters whose help does not say ``<bool>`` and ``<list[str]>``: a flag needs no word, an argument has one."""
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+        elif param.param_type_name == "argument":
+            param.display_type = lambda ctx: None
+    return params
+
+
 class Guarded(TyperCommand):
     """A command whose line is checked before it runs, and whose failures become exit codes."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return _without_python(super().get_params(ctx))
 
     def invoke(self, ctx: Any) -> Any:
         from oneglance.commands.checks import check_line

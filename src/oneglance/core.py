@@ -201,8 +201,8 @@ class Round:
         token_ids: tokens kept: accepted ones and the bonus, cut at EOS, stop string, cap and context limit.
         cut: why tokens were dropped or decoding ends here, else None.
         num_draft_passes: passes of the drafter, 1 for a block head, 0 when nothing was drafted.
-        t_draft_ms, t_verify_ms, t_commit_ms, t_host_ms: wall time of drafting (tree included), of verify, of commit,
-            and of the rest.
+        t_draft_ms, t_verify_ms, t_host_ms: wall time of drafting (tree included), of verify, and of the rest;
+            t_commit_ms: of the rest, the commit.
     """
 
     index: int
@@ -228,12 +228,17 @@ class Round:
         return self.verdict.is_gated
 
 
+def by_length(counts: Counter[int]) -> list[int]:
+    """Counts of accepted lengths as JSON has them: of 0, of 1, … up to the longest."""
+    return [counts[length] for length in range(max(counts, default=-1) + 1)]
+
+
 @dataclass(frozen=True, slots=True)
 class Generation:
     """A finished generation.
 
     ``tau`` is kept tokens per round, bonus included (Eq. 1); the first token comes from prefill and belongs to no
-    round. ``decode_ms_per_token`` is the decode window, from the end of the target's prefill, over the tokens after
+    round. ``ms_per_token`` is the decode window, from the end of the target's prefill, over the tokens after
     the first one. ``seed`` is that of the draws, None for greedy text. ``num_reused`` prompt rows came from a
     prefix store.
     """
@@ -262,9 +267,9 @@ class Generation:
         return sum(len(r.token_ids) for r in self.rounds) / len(self.rounds)
 
     @property
-    def acceptance_histogram(self) -> dict[int, int]:
-        """Accepted tokens that were kept → number of rounds; what a cut dropped counts here no more than in ``tau``."""
-        return dict(sorted(Counter(r.num_accepted for r in self.rounds).items()))
+    def acceptance_histogram(self) -> list[int]:
+        """Rounds with a tree that kept 0, 1, … accepted tokens; what a cut dropped counts no more than in ``tau``."""
+        return by_length(Counter(r.num_accepted for r in self.rounds if len(r.tree)))
 
     @property
     def gate_rate(self) -> float:
@@ -276,7 +281,7 @@ class Generation:
         return sum(r.num_draft_passes for r in self.rounds)
 
     @property
-    def decode_ms_per_token(self) -> float | None:
+    def ms_per_token(self) -> float | None:
         return self.decode_ms / (self.num_tokens - 1) if self.num_tokens > 1 else None
 
     def as_dict(self) -> dict[str, Any]:
@@ -292,7 +297,7 @@ class Generation:
             "num_draft_passes": self.num_draft_passes,
             "num_reused": self.num_reused,
             "prefill_ms": self.prefill_ms,
-            "decode_ms_per_token": self.decode_ms_per_token,
+            "ms_per_token": self.ms_per_token,
             "fell_back": self.fell_back,
             "seed": self.seed,
             "gate_rate": self.gate_rate,

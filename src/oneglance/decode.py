@@ -94,7 +94,7 @@ def decode(
             t_draft_ms=(drafted_at - started_at) * 1e3,
             t_verify_ms=(verified_at - drafted_at) * 1e3,
             t_commit_ms=(ended_at - accepted_at) * 1e3,
-            t_host_ms=(accepted_at - verified_at) * 1e3,
+            t_host_ms=(ended_at - verified_at) * 1e3,
         )
         if observer is not None:
             observer.observe(done)

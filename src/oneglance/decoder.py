@@ -7,6 +7,7 @@ import secrets
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import partial
 from typing import Any, TypedDict, Unpack
 
@@ -28,11 +29,11 @@ from oneglance.drafters import prepare
 from oneglance.drafters.paced import at_budget, check_auto
 from oneglance.drafters.plain import NoDrafter
 from oneglance.drafters.pruned import Pruned
-from oneglance.drafters.settings import head_of
+from oneglance.drafters.settings import head_for
 from oneglance.prefixes import PrefixStore
 from oneglance.runner import check_name, with_runner
 from oneglance.stream import Run, Step, Stream
-from oneglance.targets import open_target
+from oneglance.targets import find, locate, open_target
 from oneglance.targets.base import Target
 from oneglance.targets.chat import Message, encode
 from oneglance.targets.grammar import grammar_mask
@@ -129,7 +130,8 @@ class Decoder:
         Raises:
             InputError: a bad prompt, image or parameter; the message names the fix.
         """
-        return self.stream(prompt, images=images, system=system, audio=audio, **sampling).exhaust()
+        params = _params("generate", sampling)
+        return self.stream_params(prompt, params, images=images, system=system, audio=audio).exhaust()
 
     def stream(
         self,
@@ -141,7 +143,7 @@ class Decoder:
         **sampling: Unpack[SamplingOptions],
     ) -> Stream:
         """As ``generate``, a round at a time."""
-        params = SamplingParams(**sampling)  # type: ignore[arg-type]
+        params = _params("stream", sampling)
         return self.stream_params(prompt, params, images=images, system=system, audio=audio)
 
     def stream_params(
@@ -239,6 +241,21 @@ class Decoder:
             warnings.warn(message, OneglanceWarning, stacklevel=2)
 
 
+def _params(function: str, sampling: SamplingOptions) -> SamplingParams:
+    """Sampling parameters from keyword arguments.
+
+    Raises:
+        InputError: a value that cannot be.
+        TypeError: an unknown name, as Python says it, and the one most like it.
+    """
+    for name in sampling.keys() - SamplingOptions.__annotations__.keys():
+        known = (*SamplingOptions.__annotations__, "images", "system", "audio")
+        near = get_close_matches(name, known, n=1)
+        advice = f"; did you mean {near[0]!r}?" if near else ""
+        raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{advice}")
+    return SamplingParams(**sampling)  # type: ignore[arg-type]
+
+
 def load(
     target: str = "builtin:reader",
     head: str | None = None,
@@ -277,12 +294,14 @@ def load(
         InputError: something does not exist, does not fit, or is not supported; the message names the fix.
     """
     target, head = os.fspath(target), None if head is None else os.fspath(head)
-    weights = head_of(target, head, drafter, advice="give head=…, or drafter='none' for plain decoding")
+    locate(target)
+    head = head_for(target, head, drafter, lambda name, value=None: f"{name}={'…' if value is None else repr(value)}")
+    find(target)
     check_name(runner)
     chosen = policy(tree)
     if budget == "auto":
         check_auto(chosen, fixed_shape=fixed_shape)
-    bind = prepare(drafter, weights)
+    bind = prepare(drafter, head)
     opened = open_target(
         target,
         dtype=dtype,

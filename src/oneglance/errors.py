@@ -13,7 +13,14 @@
     └── DraftError            a drafter failed inside a round; decoding goes on without it
 """
 
+from __future__ import annotations
+
 import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, get_args
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel, ValidationError
 
 
 class OneglanceError(Exception):
@@ -63,6 +70,38 @@ class DraftError(OneglanceError):
 
 class OneglanceWarning(UserWarning):
     """Something that costs speed or acceptance, never a token."""
+
+
+def problem(error: ValidationError, kind: type[BaseModel], *, noun: str) -> str:
+    """What is wrong with named values, in our words: pydantic's own say nothing of the names that there are.
+
+    Args:
+        error: what pydantic found; its first fault is told.
+        kind: the model that was to be made; its sections may be models.
+        noun: what such a name is called: setting, key.
+    """
+    fault = error.errors()[0]
+    section = fault["loc"][:-1]
+    where = ".".join(map(str, fault["loc"]))
+    if fault["type"] == "extra_forbidden":
+        known = ", ".join(_section(kind, section).model_fields) or "none"
+        whose = f"the {noun}s of {'.'.join(map(str, section))}" if section else f"its {noun}s"
+        return f"no {noun} {where!r}; {whose}: {known}"
+    if fault["type"] == "missing":
+        return f"{noun} {where!r} is missing"
+    if fault["type"] == "value_error":  # a check of ours, which says what it was given
+        text = fault["msg"].removeprefix("Value error, ")
+        return f"{where}: {text}" if where else text
+    return f"{where}: {fault['msg']}, got {fault['input']!r}"
+
+
+def _section(kind: type[BaseModel], names: Sequence[int | str]) -> type[BaseModel]:
+    """The model that stands at a place in another."""
+    for name in names:
+        field = kind.model_fields.get(str(name))
+        choices = () if field is None else (field.annotation, *get_args(field.annotation))
+        kind = next((choice for choice in choices if hasattr(choice, "model_fields")), kind)
+    return kind
 
 
 def warn_user(message: str) -> None:

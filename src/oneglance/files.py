@@ -76,7 +76,12 @@ def read_object(path: Path, fix: str) -> dict[str, Any]:
     try:
         return parse_object(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InputError(f"cannot read {path} ({getattr(error, 'strerror', None) or error}); {fix}") from error
+        raise InputError(f"cannot read {path} ({reason(error)}); {fix}") from error
+
+
+def reason(error: Exception) -> str:
+    """Why a file cannot be read, in one line and without its name, which the message has already."""
+    return getattr(error, "strerror", None) or next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _check_depth(value: Any) -> None:

@@ -48,6 +48,7 @@ LOOKALIKES = {
     (b"<!doctype", b"<html"): ("is a web page, not an image", "pass the address of the image itself"),
     (b"version https://git-lfs",): ("is a git-LFS pointer", "run `git lfs pull`"),
 }
+NAME_MAX = 255  # characters of a path that a person may have meant
 BASE64 = re.compile(r"[A-Za-z0-9+/_-]{16,}={0,2}")
 
 
@@ -129,6 +130,8 @@ def _read_string(text: str, label: str, *, allow_private_urls: bool, max_bytes: 
         data = _decode_base64(packed, label, max_bytes)
         if MAGIC.match(data):
             return data
+    if 0 < len(text) <= NAME_MAX:
+        raise ImageError(f"there is no file {label}; check the path")
     raise ImageError(f"{label} is neither an existing file nor a base64 image; check the path")
 
 

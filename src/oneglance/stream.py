@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from oneglance.accept import Decision
 from oneglance.core import AcceptRule, CutReason, Drafter, Generation, Round, SamplingParams, TokenLogprobs
 from oneglance.decode import decode
+from oneglance.drafters import weights_of
 from oneglance.guard import Guarded
 from oneglance.prefixes import PrefixStore, Reuse
 from oneglance.targets.base import Target
@@ -102,6 +103,7 @@ class Run:
         self.recorder = Recorder(self.text, params.logprobs)
         self.rule = make_rule(self.recorder.watch)
         self.drafter = Guarded(drafter, target.vocab_size, warn)
+        self.head = weights_of(drafter)
         self.warn = warn
         self.reuse = None if prefixes is None else Reuse(prefixes, target, self.drafter, inputs)
         self.rounds: list[Round] = []
@@ -176,7 +178,7 @@ class Run:
             prefill_ms=self.prefill_ms,
             decode_ms=self.decode_ms,
             target=self.target.name,
-            head=self.drafter.name,
+            head=self.head,
             rounds=list(self.rounds),
             fell_back=self.drafter.failure,
             seed=self.params.seed if self.params.temperature else None,

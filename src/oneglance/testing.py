@@ -1,25 +1,45 @@
 """Test doubles that ship with the package: tiny targets of the real HF classes, and drafters that follow a script.
 
 ``tiny_target("qwen3_vl")`` has random weights and a byte-level tokenizer; it answers nonsense, but every tensor goes
-through the same code as in a released checkpoint. Packages that add a target family or a drafter can reuse these.
+through the same code as in a released checkpoint. Packages that add a target family or a drafter can reuse these:
+``check_drafter("mine")`` holds a drafter to what every drafter owes the loop, as our own tests do.
 """
 
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
+from PIL import Image
 
-from oneglance.core import DraftError, TokenTree
+from oneglance.accept import Greedy
+from oneglance.core import (
+    EMPTY_TREE,
+    Drafter,
+    DraftError,
+    Generation,
+    Observer,
+    OneglanceWarning,
+    Round,
+    SamplingParams,
+    TokenTree,
+)
+from oneglance.decoder import Decoder
+from oneglance.drafters import prepare
 from oneglance.drafters.head import BlockHead, HeadConfig
+from oneglance.guard import check_tree
+from oneglance.reference import reference
 from oneglance.targets import family
 from oneglance.targets.base import Target
-from oneglance.targets.state import TargetState
+from oneglance.targets.chat import encode
+from oneglance.targets.state import Inputs, TargetState
 from oneglance.tiny import BUILDERS, QWEN_TEMPLATE, QWEN_TOKENS, byte_tokenizer
 
 __all__ = [
@@ -30,6 +50,10 @@ __all__ = [
     "VISION_FAMILIES",
     "ScriptedDrafter",
     "byte_tokenizer",
+    "check_drafter",
+    "check_reuse",
+    "check_rounds",
+    "check_text",
     "failing_drafter",
     "lucky_drafter",
     "random_tree",
@@ -39,9 +63,9 @@ __all__ = [
     "tiny_target",
 ]
 
-FAMILIES = ("qwen3_vl", "qwen2_5_vl", "mllama", "qwen3", "llama", "whisper")
-CHAT_FAMILIES = tuple(name for name in FAMILIES if name != "whisper")  # take messages
-VISION_FAMILIES = ("qwen3_vl", "qwen2_5_vl", "mllama")
+FAMILIES = tuple(BUILDERS)
+CHAT_FAMILIES = tuple(name for name in FAMILIES if not family(name).takes_audio)  # take messages
+VISION_FAMILIES = tuple(name for name in FAMILIES if family(name).takes_images)
 
 
 def tiny_target(
@@ -205,3 +229,170 @@ def failing_drafter(after: int, error: Exception | None = None, **options: Any) 
         return random_tree(rng, 200, budget=3, max_depth=max_depth)
 
     return ScriptedDrafter(script, **options)
+
+
+# What every drafter owes the loop ----------------------------------------------------------------------------------
+
+NUM_TOKENS = 20
+REPEATING: dict[str, Any] = {"logit_bias": {65: 100.0}}  # so that whatever looks back has something to propose
+DRAWN: dict[str, Any] = {"temperature": 1.2, "seed": 5}
+
+
+def check_drafter(
+    drafter: str | Callable[..., Drafter],
+    target: Target | None = None,
+    *,
+    head: str | None = None,
+    budgets: Sequence[int] = (1, 31),
+) -> None:
+    """Hold a drafter to what every drafter owes the loop: valid trees, the target's own text, and no trace left.
+
+    Args:
+        drafter: its name, with settings, or what binds it: called with the target and ``budget``.
+        target: what it drafts for; a tiny one with random weights, which takes images, if none is given.
+        head: weights, of a drafter with a name.
+        budgets: nodes of a tree, at most; each is tried.
+
+    Raises:
+        AssertionError: it breaks its word; the message says how.
+        InputError: there is no such drafter, or it cannot be bound.
+    """
+    target = target or tiny_target()
+    bind = prepare(drafter, head) if isinstance(drafter, str) else drafter
+    inputs, other = _prompt(target, "one two one two one"), _prompt(target, "something else")
+    greedy = SamplingParams(max_new_tokens=NUM_TOKENS)
+    cases = [(inputs, params) for params in (greedy, replace(greedy, **REPEATING), replace(greedy, **DRAWN))]
+    cases.append((other, greedy))
+    own = [reference(target, x, max_new_tokens=NUM_TOKENS, params=params).token_ids for x, params in cases]
+    for budget in budgets:
+        bound = bind(target, budget=budget)
+        check_rounds(bound, target, inputs, budget=budget)
+        for (given, params), tokens in zip(cases, own, strict=True):
+            check_text(bound, target, given, tokens, params, budget=budget)
+        check_reuse(bound, target, (inputs, own[0]), (other, own[-1]), budget=budget)
+
+
+def check_text(
+    drafter: Drafter,
+    target: Target,
+    inputs: Inputs,
+    own: Sequence[int],
+    params: SamplingParams,
+    *,
+    budget: int,
+) -> Generation:
+    """The text is ``own``, the target's own tokens, and every draft on the way is one that was asked for."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", OneglanceWarning)  # what it would say is asserted
+        made = Decoder(target, Held(drafter, target, budget)).stream_inputs(inputs, params).exhaust()
+    assert made.fell_back is None, f"drafting ended: {made.fell_back}"
+    assert made.token_ids == list(own), f"the text is {made.token_ids}, and the target's own {list(own)}"
+    return made
+
+
+def check_rounds(drafter: Drafter, target: Target, inputs: Inputs, *, budget: int) -> None:
+    """Rounds with a draft and without, of any depth: trees are valid, and no skipped round loses context.
+
+    A tree is that of the same drafter begun anew at the same place, unless it learns from rounds (``core.Observer``).
+    """
+    held, rule = Held(drafter, target, budget), Greedy()
+    state = target.prefill(inputs, drafter.target_layer_ids)
+    root = rule.first(state.last_row, state.token_ids)
+    state.token_ids.append(root)
+    own = held.start(state)
+    for index, max_depth in enumerate((15, 15, None, None, 3, 1, 0, 99, 15)):
+        tree = EMPTY_TREE
+        if max_depth is not None:
+            tree = held.draft(root, state, own, max_depth=max_depth)
+        if max_depth is not None and not isinstance(own, Observer):
+            committed = state.token_ids[len(inputs.token_ids) : -1]
+            anew = target.prefill(target.extend(inputs, committed), drafter.target_layer_ids)
+            anew.token_ids.append(root)
+            again = held.draft(root, anew, held.start(anew), max_depth=max_depth)
+            assert (again.token_ids, again.parents) == (tree.token_ids, tree.parents), (
+                f"round {index}: {tree.token_ids} is proposed, and {again.token_ids} by a drafter that starts there"
+            )
+            assert drafter.num_passes(again) == drafter.num_passes(tree)
+        verdict = rule(tree, target.verify(state, root, tree), state.token_ids)
+        target.commit(state, verdict.path, verdict.token_ids)
+        if isinstance(own, Observer):
+            passes = drafter.num_passes(tree)
+            own.observe(Round(index, root, tree, verdict, verdict.token_ids, None, passes))
+        root = verdict.token_ids[-1]
+
+
+def check_reuse(
+    drafter: Drafter,
+    target: Target,
+    case: tuple[Inputs, Sequence[int]],
+    other: tuple[Inputs, Sequence[int]],
+    *,
+    budget: int,
+) -> None:
+    """A generation that stops early leaves nothing behind: neither another prompt nor the same one sees it.
+
+    Args:
+        case, other: prompts, and the target's own tokens after each.
+    """
+    params = [SamplingParams(max_new_tokens=len(own)) for _, own in (case, other)]
+    with Decoder(target, drafter).stream_inputs(case[0], params[0]) as stream:
+        next(stream)
+        next(stream)
+    check_text(drafter, target, *other, params[1], budget=budget)
+    first, again = (check_text(drafter, target, *case, params[0], budget=budget) for _ in range(2))
+    assert [done.tree for done in first.rounds] == [done.tree for done in again.rounds], (
+        "it learns from one answer what it proposes in the next: a benchmark would measure what it has seen"
+    )
+
+
+class Held:
+    """A drafter whose every draft is looked at; in all else it is the drafter itself.
+
+    Args:
+        drafter: it.
+        target: what it drafts for.
+        budget: nodes of its trees, at most.
+    """
+
+    def __init__(self, drafter: Drafter, target: Target, budget: int) -> None:
+        self._drafter = drafter
+        self._target = target
+        self._budget = budget
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._drafter, name)
+
+    def draft(self, root: int, state: TargetState, draft_state: Any, *, max_depth: int) -> TokenTree:
+        """The drafter's tree.
+
+        Raises:
+            AssertionError: it is not one that was asked for, or the target's state is another than before.
+        """
+        before = _standing(state)
+        tree = self._drafter.draft(root, state, draft_state, max_depth=max_depth)
+        assert _standing(state) == before, "draft wrote to the target's state"
+        try:
+            check_tree(tree, vocab_size=self._target.vocab_size, max_depth=max_depth, budget=self._budget)
+        except DraftError as error:
+            raise AssertionError(str(error)) from error
+        banned = sorted(set(tree.token_ids) & set(self._target.banned_ids))
+        assert not banned, f"it proposed {banned}, which are in target.banned_ids"
+        passes = self._drafter.num_passes(tree)
+        assert passes >= 0, f"num_passes is {passes}"
+        assert max_depth or not passes, f"it made {passes} passes where max_depth is 0"
+        return tree
+
+
+def _standing(state: TargetState) -> tuple[object, ...]:
+    """What only the target may change: tokens, and how many rows each layer holds."""
+    rows = [layer.get_seq_length() for layer in state.cache.layers]
+    return [*state.token_ids], state.length, rows, state.rope_delta, float(state.last_row.sum())
+
+
+def _prompt(target: Target, text: str) -> Inputs:
+    """A prompt, with a picture or a recording of noise where the target takes one."""
+    rng = np.random.default_rng(0)
+    if target.takes_audio:
+        return encode(target, text, audio=rng.normal(scale=0.3, size=9000).astype(np.float32))
+    picture = Image.fromarray(rng.integers(0, 256, (32, 32, 3), dtype=np.uint8))
+    return encode(target, text, images=[picture] if target.takes_images else [])

@@ -192,6 +192,10 @@ def _qwen3(overrides: dict[str, Any]) -> tuple[Any, Any]:
     return transformers.Qwen3Config(**_text(overrides)), byte_tokenizer(QWEN_TOKENS, QWEN_TEMPLATE)
 
 
+def _qwen2(overrides: dict[str, Any]) -> tuple[Any, Any]:
+    return transformers.Qwen2Config(**_text(overrides)), byte_tokenizer(QWEN_TOKENS, QWEN_TEMPLATE)
+
+
 def _llama(overrides: dict[str, Any]) -> tuple[Any, Any]:
     return transformers.LlamaConfig(**_text(overrides)), byte_tokenizer(QWEN_TOKENS, QWEN_TEMPLATE)
 
@@ -231,11 +235,13 @@ def _whisper(overrides: dict[str, Any]) -> tuple[Any, Any]:
     return config, transformers.WhisperProcessor(listening, tokenizer)
 
 
+# family → what makes its tiny config and processor; the conformance tests run over every family here
 BUILDERS: dict[str, Callable[[dict[str, Any]], tuple[Any, Any]]] = {
     "qwen3_vl": _qwen3_vl,
     "qwen2_5_vl": _qwen2_5_vl,
     "mllama": _mllama,
     "qwen3": _qwen3,
+    "qwen2": _qwen2,
     "llama": _llama,
     "whisper": _whisper,
 }

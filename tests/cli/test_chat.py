@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import oneglance
+from oneglance.commands.chat import HELP
 
 from .conftest import PAGE, Run
 
@@ -28,6 +29,12 @@ def test_answers_stream_to_stdout(run: Run) -> None:
     assert result.code == 0
     assert result.out.endswith("\n")
     assert "5 tokens, cut at the length limit" in result.err or "complete" in result.err
+
+
+def test_commands_are_listed_by_one(run: Run) -> None:
+    result = run(*WORDS, stdin=b"/help\n")
+    assert (result.code, result.out, result.err) == (0, "", f"{HELP}\n")
+    assert {word for word in HELP.split() if word.startswith("/")} == {"/image", "/clear", "/help", "/quit"}
 
 
 def test_bad_lines(run: Run) -> None:

@@ -2,9 +2,12 @@
 
 import errno
 import json
+import re
 from pathlib import Path
 
 import pytest
+
+from oneglance.commands import terminal
 
 from .conftest import Run
 
@@ -55,6 +58,28 @@ def test_a_dry_run_writes_nothing_and_a_run_writes_traces(run: Run, tmp_path: Pa
     assert "0 prompts" in again.err
 
 
+def test_a_dry_run_of_servers_says_that_it_knows_no_time(run: Run, tmp_path: Path) -> None:
+    words = ["collect", "--out", tmp_path / "traces", "--tasks", "textvqa", "--limit", 2, "--url", "http://127.0.0.1:9"]
+    assert "time unknown: no prompt was asked" in run(*words, "--dry-run").out
+
+
+def test_a_log_gets_a_line_now_and_then(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter((100.0, 110.0, 140.0, 145.0, 180.0, 181.0))
+    monkeypatch.setattr("oneglance.commands.terminal.time.monotonic", lambda: next(clock))
+    pulse = terminal.Pulse(100, "prompts", done=10, show=True)
+    for done in (15, 20, 22, 90, 100):
+        pulse.beat(done)
+    said = ["20 of 100 prompts, 4.0 s each, about 5 min left", "90 of 100 prompts, 1.0 a second, about 10 s left"]
+    assert capsys.readouterr().err.splitlines() == said
+    monkeypatch.undo()
+    monkeypatch.setattr(terminal.Pulse, "EVERY_S", 0.0)
+    words = ["collect", "--out", tmp_path / "traces", "--tasks", "textvqa", "--limit", 2, "--max-new-tokens", 8]
+    assert "1 of 2 prompts, " in run(*words).err
+    assert "of 2 prompts, " not in run(*words[:2], tmp_path / "quiet", *words[3:], "--json").err
+
+
 def test_a_full_disk_is_one_line(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")  # a write names no file
@@ -69,9 +94,22 @@ def test_features_go_beside_the_traces_and_are_found_again(run: Run, tmp_path: P
     words = ["collect", "--out", out, "--tasks", "scienceqa", "--limit", 2, "--max-new-tokens", 8, "--threads", 1]
     words += ["--cache-features", "--layers", "1,3"]
     first = run(*words)
-    assert "features of 2 traces, layers 1, 3: about 0.00 GB" in first.err
+    assert re.search(r"features of 2 traces, layers 1, 3: about \d+\.\d KB in", first.err)
     again = run(*words, "--json").json
     shards = list((out / "features").glob("*.safetensors"))
     assert again["features_of"] == 2
     assert again["feature_bytes"] == sum(path.stat().st_size for path in shards) > 0
     assert len(shards) == 1
+
+
+def test_where_nothing_is_collected_the_reasons_are_said(run: Run, tmp_path: Path) -> None:
+    rows = [{"prompt": "What is it?", "image": name} for name in ("gone.png", "lost.png", "away.png", "far.png")]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = run("collect", "--prompts", tmp_path / "p.jsonl", "--out", tmp_path / "traces")
+    assert result.code == 1
+    assert "no trace: 4 prompts skipped (4 image): " in result.err
+    for words in ("gone.png", "lost.png", "and 1 more", str(tmp_path / "traces" / "skipped.jsonl")):
+        assert words in result.err
+    again = run("collect", "--prompts", tmp_path / "p.jsonl", "--out", tmp_path / "traces", "--json")
+    assert again.code == 1
+    assert again.json["skipped"] == {"image": 4}

@@ -12,8 +12,9 @@ import pytest
 from oneglance import commands
 from oneglance.commands import checks
 from oneglance.core import InputError
-from oneglance.drafters import installed, prepare
+from oneglance.drafters import DRAFTERS, prepare, takes
 from oneglance.drafters.settings import split
+from oneglance.tree import chain
 
 from .conftest import HEAD, PAGE, Run
 
@@ -34,19 +35,31 @@ def _nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(place, fail)
 
 
+EVERYTHING = frozenset(checks.OPTIONS.values())
+TAKES = {  # by hand: what each drafter looks at
+    "block": EVERYTHING,
+    "medusa": EVERYTHING,
+    "none": frozenset(),
+    "ngram": {"budget"},
+    "two_model": {"head", "budget"},
+    "eagle2": {"head", "policy", "budget"},
+    "eagle3": {"head", "policy", "budget"},
+    "vispec": {"head", "policy", "budget"},
+}
+
+
 @pytest.mark.parametrize("option", checks.OPTIONS)
-@pytest.mark.parametrize("drafter", checks.TAKES)
+@pytest.mark.parametrize("drafter", TAKES)
 @pytest.mark.parametrize("command", ["generate", "run", "serve", "rounds"])
 def test_options_that_a_drafter_ignores_are_refused_by_name(run: Run, command: str, drafter: str, option: str) -> None:
-    if option in checks.TAKES[drafter]:
+    if checks.OPTIONS[option] in TAKES[drafter]:
         return
     words = {"generate": [command, "hi"], "run": [command, PAGE]}.get(command, [command])
     assert GIVEN[option][0] in run(*words, "--drafter", drafter, *GIVEN[option]).error
 
 
-def test_the_table_of_options_is_of_drafters_that_exist() -> None:
-    assert set(checks.TAKES) <= set(installed())
-    assert all(taken <= set(checks.OPTIONS) for taken in checks.TAKES.values())
+def test_what_a_drafter_takes_is_what_its_functions_name() -> None:
+    assert {name: takes(name) for name in DRAFTERS} == TAKES
 
 
 TRAINING = {"train", "train_matched", "fit_head", "eval_head"}  # decode, if at all, to grade what they train
@@ -79,6 +92,8 @@ def test_plain_decoding_takes_neither_weights_nor_ranks() -> None:
         prepare("none", str(HEAD))
     with pytest.raises(InputError, match="branch_k"):
         prepare("none", None)(None, branch_k=2)
+    with pytest.raises(InputError, match="no tree policy"):
+        prepare("ngram", None)(None, policy=chain)
 
 
 @pytest.mark.parametrize("more", [[], ["--head", HEAD]])
@@ -105,7 +120,7 @@ def test_nor_is_one_measured(run: Run, words: list[str]) -> None:
         (["tail", "x", "--resamples", "3"], "--resamples"),
         (["cost", "--repeats", "x"], "--repeats"),
         (["run", "x", "--dpi"], "--dpi"),
-        (["audit", "--prompts", "0"], "--prompts"),
+        (["audit", "--threads", "0"], "--threads"),
         (["probe", "image", "--nope"], "--nope"),
     ],
 )

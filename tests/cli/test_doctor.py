@@ -1,11 +1,14 @@
 """``oneglance doctor``: the machine, a trial of the built-in target, and causes of low acceptance."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from oneglance.commands import doctor, environment
 from oneglance.commands.environment import Check, is_in_range, release, supported_range
+from oneglance.commands.pairs import Spread
 
 from .conftest import HEAD, Run
 
@@ -48,14 +51,14 @@ def test_random_head_fails_with_causes(run: Run, text_target: Path, text_head: P
     assert report["ok"] is False
     assert "drafts next to nothing" in report["verdict"]
     assert report["next"] == f"oneglance inspect {text_target} {text_head}"
-    assert report["causes"][-len(doctor.CAUSES) :] == list(doctor.CAUSES)
+    assert report["causes"] == list(doctor.CAUSES), "none of images, and none that two rounds more would change"
     assert report["page"] == "docs/troubleshooting.md#few-tokens-a-round"
 
 
 def test_layers_off_by_one_are_found_first(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "LOW_TAU", 1e9)
     monkeypatch.setattr(doctor, "mean_tau", lambda trials: 1.0)
-    monkeypatch.setattr(doctor, "shifted_tau", lambda decoder, trial, head, shift: 2e9 if shift == 1 else None)
+    monkeypatch.setattr(doctor, "shifted", lambda decoder, trial, head, shift: [2e9] * 9 if shift == 1 else None)
     text = run("doctor", *FAST)
     assert text.code == 1
     assert "Likely causes: 1. Its kept layers are off by one: with [" in " ".join(text.out.split())
@@ -68,15 +71,50 @@ def test_shifting_layers_past_the_target_is_no_cause() -> None:
     decoder = load(dtype="float32")
     trial = doctor.run_trial(decoder, *map(str, doctor.PROMPTS[0]))
     far = decoder.target.num_layers
-    assert doctor.shifted_tau(decoder, trial, str(HEAD), far) is None
-    same = doctor.shifted_tau(decoder, trial, str(HEAD), 0)
-    assert same == pytest.approx(trial.comparison.drafted.tau)
+    assert doctor.shifted(decoder, trial, str(HEAD), far) is None
+    same = doctor.shifted(decoder, trial, str(HEAD), 0)
+    assert same == doctor.kept([trial])
+    assert trial.comparison.drafted.tau == pytest.approx(doctor.mean_tau([trial]))
     assert load_checkpoint().config.target_layer_ids == load_checkpoint(str(HEAD)).config.target_layer_ids
 
 
 def test_a_head_of_another_target_is_sent_to_the_page(run: Run, text_target: Path) -> None:
     error = run("doctor", *FAST, "--target", text_target, "--head", HEAD, "--json").error
     assert error.endswith("; read docs/troubleshooting.md#a-mismatch-is-refused")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "clearly"),
+    [
+        ([1, 1, 2, 1, 2, 1, 1, 2], [1, 1, 2, 1, 1, 1, 1, 2], False),  # 1.38 against 1.25, on one prompt each
+        ([1, 9], [1, 1], False),
+        ([3, 4, 3, 4, 3, 4, 3, 4], [1, 1, 2, 1, 1, 1, 1, 2], True),
+        ([110] * 9, [100] * 9, False),
+        ([5], [1, 1], False),
+        ([5, 5], [], False),
+    ],
+)
+def test_a_cause_needs_more_than_noise(one: list[int], other: list[int], clearly: bool) -> None:
+    assert doctor.is_more(one, other) is clearly
+
+
+def test_causes_that_the_card_and_the_target_know(vision_target: Path, vision_head: Path, tmp_path: Path) -> None:
+    """Few answers seen are said, and what concerns images where the target reads them."""
+    from oneglance.decoder import load
+
+    head = shutil.copytree(vision_head, tmp_path / "head")
+    config = json.loads((head / "config.json").read_text())
+    recipe = {"name": "small", "optimiser": {"batch_size": 4, "accumulate": 2}}
+    config["oneglance"] = {"training": {"step": 6, "recipe": recipe}}
+    (head / "config.json").write_text(json.dumps(config))
+    decoder = load(str(vision_target), str(head), dtype="float32")
+    causes = doctor.likely_causes(decoder, [doctor.run_trial(decoder, "x", None)], str(head))
+    assert causes[0] == "It was trained little: 6 steps, 48 answers seen, where the paper's heads saw 16,000 and more."
+    assert causes[1:] == [*doctor.CAUSES, *doctor.IMAGE_CAUSES]
+
+
+def test_one_measurement_has_no_interval() -> None:
+    assert (str(Spread.of([0.43])), str(Spread.of([1.0, 2.0, 4.0]))) == ("0.43", "2.00 (1.00–4.00)")
 
 
 def test_bad_input(run: Run, text_target: Path) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from oneglance.commands.terminal import StreamPrinter, visible, write_json
-from oneglance.core import EMPTY_TREE, Round, TokenTree, Verdict
+from oneglance.commands.terminal import StreamPrinter, summary, visible, write_json
+from oneglance.core import EMPTY_TREE, Generation, Round, TokenTree, Verdict
 from oneglance.decoder import Step, Stream
 from oneglance.text import Piece
 
@@ -22,10 +22,10 @@ FIELDS = {
     "num_tokens": int,
     "num_rounds": int,
     "tau": float,
-    "acceptance_histogram": dict,
+    "acceptance_histogram": list,
     "num_draft_passes": int,
     "prefill_ms": float,
-    "decode_ms_per_token": float,
+    "ms_per_token": float,
     "fell_back": type(None),
     "target": str,
     "head": str,
@@ -35,7 +35,7 @@ FIELDS = {
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["x", "--image", "missing.png"], "'missing.png' is neither an existing file"),
+        (["x", "--image", "missing.png"], "there is no file 'missing.png'; check the path"),
         (["x", "--image", __file__], "is not an image in a supported format"),
         ([], "the prompt is empty; give a text, --image, or both"),
         ([""], "the prompt is empty; give a text, --image, or both"),
@@ -48,7 +48,9 @@ FIELDS = {
         (["x", "--target", __file__], "is a file; give the folder"),
         (["x", "--target", "owner/model"], "needs a draft head: give --head, or --drafter none"),
         (["x", "--target", "owner/model"], "oneglance heads lists heads"),
+        (["x", "--target", str(HEAD.parent)], "there is no model in the folder"),
         (["x", "--head", "./nowhere"], "no head at ./nowhere"),
+        (["x", "--head", "owner/head"], "name its own target by --target (oneglance heads lists both)"),
         (["x", "--drafter", "psychic"], "unknown drafter 'psychic'; choose one of block, eagle2, eagle3"),
         (["x", "--tree", "oak"], "unknown tree policy 'oak'; choose one of best_first, chain, fixed"),
         (["x", "--budget", "0"], "--budget must be at least 1, got 0; for plain decoding use --drafter none"),
@@ -96,7 +98,7 @@ def test_json_is_one_object(run: Run) -> None:
     assert {key: type(answer[key]) for key in FIELDS} == FIELDS
     assert answer["num_tokens"] == len(answer["token_ids"]) > 1
     assert answer["finish_reason"] == "stop"
-    assert answer["num_draft_passes"] == answer["num_rounds"] == sum(answer["acceptance_histogram"].values())
+    assert answer["num_draft_passes"] == answer["num_rounds"] == sum(answer["acceptance_histogram"])
     assert answer["target"] == answer["head"] == "builtin:reader"
 
 
@@ -106,6 +108,8 @@ def test_drafter_changes_no_token(run: Run) -> None:
     assert (plain["head"], plain["num_draft_passes"], plain["tau"]) == (None, 0, 1.0)
     for words in (["--tree", "chain"], ["--tree", "fixed", "--budget", "20"], ["--budget", "7", "--branch-k", "2"]):
         assert run(*common, *words).json["token_ids"] == plain["token_ids"]
+    looked_up = run(*common, "--drafter", "ngram").json
+    assert (looked_up["head"], looked_up["token_ids"]) == (None, plain["token_ids"])  # a drafter without weights
 
 
 def test_piped_text_is_plain_and_figures_go_to_stderr(run: Run) -> None:
@@ -116,6 +120,13 @@ def test_piped_text_is_plain_and_figures_go_to_stderr(run: Run) -> None:
     assert "\x1b" not in result.out + result.err
     assert f"{same['num_tokens']} tokens, complete · {same['num_rounds']} rounds · τ {same['tau']:.2f}" in result.err
     assert "ms/token · prefill" in result.err
+
+
+@pytest.mark.parametrize(("words", "missing"), [([QUESTION], "--image"), (["--image", PAGE], "a prompt")])
+def test_the_built_in_target_says_when_it_has_nothing_to_answer(run: Run, words: list[str], missing: str) -> None:
+    result = run("generate", *words, "--max-new-tokens", 1, "--threads", 1, "--json")
+    note = f"note: builtin:reader answers questions about a drawn page; without {missing} its answer means nothing\n"
+    assert (result.code, result.err) == (0, note)
 
 
 def test_caps_and_stop_strings(run: Run) -> None:
@@ -247,6 +258,16 @@ def test_pipe_gets_the_answer_as_it_is() -> None:
     printer.write(step(0, "\x1b[31m", "b"))
     printer.finish("\x1b[31mb, and the rest")
     assert pipe.getvalue() == "\x1b[31mb, and the rest\n"
+
+
+def test_one_is_not_several() -> None:
+    done = Round(
+        index=0, root=0, tree=EMPTY_TREE, verdict=Verdict((0,), (7,)), token_ids=(7,), cut=None, num_draft_passes=1
+    )
+    one = Generation("a", [1], "length", 1.0, 2.0, "t", None, [done])
+    assert summary(one).startswith("1 token, cut at the length limit · 1 round · τ 1.00 · 1 draft pass · ")
+    two = Generation("ab", [1, 7], "length", 1.0, 2.0, "t", None, [done, done])
+    assert summary(two).startswith("2 tokens, cut at the length limit · 2 rounds · τ 1.00 · 2 draft passes · ")
 
 
 def test_visible_keeps_what_can_be_printed() -> None:

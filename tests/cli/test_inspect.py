@@ -17,7 +17,7 @@ from oneglance.commands import inspect
 from oneglance.drafters import DRAFTERS, layouts
 from oneglance.drafters.checkpoint import save_checkpoint
 from oneglance.targets.base import Target
-from oneglance.testing import FAMILIES, save_target, tiny_target
+from oneglance.testing import FAMILIES, save_target, tiny_head, tiny_head_config, tiny_target
 
 from .conftest import ASSETS, HEAD, Run, saved
 
@@ -46,11 +46,24 @@ def test_head_alone(run: Run) -> None:
     assert head["card"]["target"] == "builtin:reader"
 
 
-def test_text_for_people(run: Run) -> None:
+def test_text_for_people(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
     result = run("inspect", HEAD)
     assert result.code == 0
-    for words in ("kept layers", "mask token id", "feature point", "rescorer", "card is in --json"):
+    for words in (
+        "kept layers",
+        "mask token id",
+        "feature point",
+        "rescorer",
+        "32,000 answers seen",
+        "scratch",
+        "whole card",
+    ):
         assert words in result.out
+    facts = run("inspect", TARGET, "--json").json["target"]
+    shown = run("inspect", TARGET).out
+    for name in ("geometry_sha256", "chat_template_sha256"):
+        assert facts[name] in shown, "hashes stay whole"
     assert result.out.startswith("Name a target as well")  # the verdict comes first
     assert "\x1b" not in result.out
 
@@ -104,6 +117,46 @@ def medusa_raw(target: Target) -> dict[str, Any]:
     return {"medusa_num_heads": 5, "medusa_num_layers": 1, "vocab_size": target.vocab_size}
 
 
+def test_a_fine_tune_is_told_without_opening_the_target(run: Run, tmp_path: Path) -> None:
+    """As generate tells it: by a row of each tensor, which is all that is read, and takes its memory only."""
+    tuned, target = tmp_path / "tuned", tiny_target("qwen3")
+    save_target(target, tuned)
+    card = {"oneglance": target.fingerprint()}
+    save_checkpoint(tiny_head(target), tmp_path / "head", {**tiny_head_config(target), **card})
+    assert run("inspect", tuned, tmp_path / "head", "--json").json["compatibility"]["notes"] == []
+    with torch.no_grad():
+        target.model.model.layers[1].mlp.up_proj.weight += 0.5
+    save_target(target, tuned)
+    result = run("inspect", tuned, tmp_path / "head")
+    assert result.code == 0
+    assert "But: the head was trained with another fine-tune of the target" in " ".join(result.out.split())
+    for file in tuned.glob("*.safetensors"):
+        file.unlink()
+    (note,) = run("inspect", tuned, tmp_path / "head", "--json").json["compatibility"]["notes"]
+    assert "fine-tune was not compared: the target's weights are not here" in note
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_are_those_of_the_model(tmp_path: Path, family: str) -> None:
+    """Whatever the tensors of its files are called; no parameter is stored in full."""
+    from oneglance.targets.outline import outline_target
+
+    target = tiny_target(family)
+    outline = outline_target(str(saved(target, tmp_path)), with_rows=True)
+    assert outline.fingerprint()["target_weights_sha256"] == target.fingerprint()["target_weights_sha256"] is not None
+    assert all(p.untyped_storage().nbytes() <= p[0].nbytes for p in outline.model.parameters() if p.ndim == 2)
+
+
+def test_a_target_that_lacks_a_tensor_is_not_compared(tmp_path: Path) -> None:
+    from oneglance.targets.outline import outline_target
+
+    (file,) = saved(tiny_target("qwen3"), tmp_path).glob("*.safetensors")
+    tensors = load_file(file)
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, file, metadata={"format": "pt"})
+    assert outline_target(str(tmp_path), with_rows=True).fingerprint()["target_weights_sha256"] is None
+
+
 OTHERS: dict[str, tuple[Callable[..., Any], Callable[..., dict[str, Any]]]] = {
     "eagle2": (tiny_eagle2, eagle2_raw),
     "eagle3": (tiny_eagle3, eagle3_raw),
@@ -141,7 +194,7 @@ def test_heads_on_the_hub_are_told_by_their_tensors(tmp_path: Path, monkeypatch:
         asked.append(name)
         return SimpleNamespace(weight_map={"fc.weight": "model.safetensors", "imadpt.q": "model.safetensors"})
 
-    monkeypatch.setattr(inspect, "is_reachable", lambda _: True)
+    monkeypatch.setattr(inspect, "answers", lambda: True)
     monkeypatch.setattr("huggingface_hub.get_safetensors_metadata", published)
     monkeypatch.setattr(
         "huggingface_hub.hf_hub_download", lambda name, file, **_: str(tmp_path / name.split("/")[1] / file)
@@ -167,13 +220,31 @@ def test_a_head_whose_weights_cannot_be_looked_at_is_no_target(
     def fail(_: str) -> None:
         raise failure
 
-    monkeypatch.setattr(inspect, "is_reachable", lambda _: True)
+    monkeypatch.setattr(inspect, "answers", lambda: True)
     monkeypatch.setattr("huggingface_hub.get_safetensors_metadata", fail)
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda name, file, **_: str(head / file))
     failure: Exception = NotASafetensorsRepoError("none")
     assert "its weights are pickles" in run("inspect", "owner/head").error
     failure = OfflineModeIsEnabled("offline")
     assert "cannot be listed (offline); download it first" in run("inspect", "owner/head").error
+
+
+@pytest.mark.parametrize("drafter", OTHERS)
+def test_other_heads_are_named_where_a_block_head_is_read(
+    run: Run, text_target: Path, tmp_path: Path, drafter: str
+) -> None:
+    target = tiny_target("qwen3")
+    make, raw_of = OTHERS[drafter]
+    save_checkpoint(make(target), tmp_path, raw_of(target))
+    error = run("generate", "x", "--target", text_target, "--head", tmp_path).error
+    assert error.endswith(f"not a block head: use it with --drafter {drafter}, in bench as {drafter}@FOLDER")
+    if drafter != "eagle3":
+        error = run("export", tmp_path, "--out", tmp_path / "out", "--format", "vllm").error
+        assert "only block and EAGLE-3 heads have layouts of other programs" in error
+        assert error.endswith(f"--drafter {drafter}")
+    error = run("generate", "x", "--head", HEAD, "--drafter", drafter).error
+    assert error.startswith(f"{HEAD} is a block head, not a")
+    assert error.endswith("use it with --drafter block, in bench as tree@FOLDER")
 
 
 def test_a_drafter_has_its_own_say_about_a_target(run: Run, text_target: Path, tmp_path: Path) -> None:
@@ -193,6 +264,7 @@ def test_a_rescorer_alone_is_called_one(run: Run, tmp_path: Path) -> None:
     for file in HEAD.glob("rescorer.*"):
         shutil.copy(file, tmp_path)
     assert "has no config.json but a rescorer, which works beside a block head" in run("inspect", tmp_path).error
+    assert f"add --drafter block:rescorer={tmp_path}" in run("generate", "x", "--head", tmp_path).error
 
 
 @pytest.mark.parametrize(
@@ -228,7 +300,8 @@ def test_hub_id_that_cannot_be_had(run: Run, monkeypatch: pytest.MonkeyPatch) ->
         raise OSError("no network\nand more")
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", offline)
-    assert "owner/name is no folder here and cannot be downloaded (no network)" in run("inspect", "owner/name").error
+    said = "target or head 'owner/name' is no folder here and cannot be downloaded: no network; check the name"
+    assert said in run("inspect", "owner/name").error
 
 
 def test_home_of_nobody(run: Run) -> None:

@@ -218,10 +218,11 @@ def test_a_log_with_marginals_gets_its_width_on_the_page(law_log: Path) -> None:
         (("report", "--out", "page.docx"), "must end in .html"),
         (("report", "{log}", "--out", "r.md"), "name it by --rounds"),
         (("worth-it", "--images", "{none}"), "there is no folder"),
+        (("worth-it", "--images", "{folder}"), "there is no image or PDF below"),
     ],
 )
 def test_bad_input_names_the_fix(run: Run, law_log: Path, words: tuple[str, ...], fix: str) -> None:
-    places = {"log": law_log, "none": law_log.parent / "none"}
+    places = {"log": law_log, "none": law_log.parent / "none", "folder": law_log.parent}
     assert fix in run(*(word.format(**places) for word in words)).error
 
 

@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
@@ -10,6 +12,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from oneglance import cli
+from oneglance.drafters import DRAFTERS
+from oneglance.engines import ENGINES
+from oneglance.runner import RUNNERS
+from oneglance.tree import POLICIES
 
 SRC = Path(cli.__file__).parent
 
@@ -20,8 +26,8 @@ OWN_WORDS = {
     ("--limit", "collect"): "counts pages a task, or lines of a file",
     ("--limit", "eval-head"): "counts traces",
     ("--limit", "fit-head"): "counts pictures",
-    ("--prompts", "audit"): "a number of the suite's prompts: see options.NumPrompts",
-    ("--prompts", "calibrate-gate"): "a number of the suite's prompts: see options.NumPrompts",
+    ("--prompts", "audit"): "may be a number of the suite's prompts: see options.AnyPrompts",
+    ("--prompts", "calibrate-gate"): "may be a number of the suite's prompts: see options.AnyPrompts",
     ("--prompts", "worth-it"): "plain questions, which take turns over the pictures",
     ("--prompts", "fit-head"): "plain questions, each for each picture",
     ("--prompt", "run"): "a line of a JSONL file may have its own",
@@ -50,7 +56,6 @@ DEFAULTS = {
     "--dtype": "what compares, times or studies decodes in float32, the rest in what is stored",
     "--budget": "31 where the paper's studies have it, else 63; none where an engine drafts a chain",
     "--tree": "a list where an audit takes several",
-    "--tasks": "None where --prompts may stand instead",
     "--limit": "as many as the command needs for its intervals, in minutes on a CPU",
     "--prompts": "an audit looks at more than a calibration",
     "--max-new-tokens": "a report's strips and a matched probe are short answers",
@@ -119,6 +124,28 @@ def test_no_exception_is_stale() -> None:
         assert uses[command][0] not in [words for words in others if not is_own(option, command)]
     for option in DEFAULTS:
         assert len({str(value) for _, value in OPTIONS[option].values()}) > 1, option
+
+
+@pytest.mark.parametrize(
+    ("option", "names"),
+    [("--drafter", DRAFTERS), ("--tree", POLICIES), ("--runner", RUNNERS)],
+    ids=["drafters", "policies", "runners"],
+)
+def test_a_help_lists_its_registry(option: str, names: dict[str, object]) -> None:
+    for command, (words, _) in OPTIONS[option].items():
+        if not is_own(option, command):
+            missing = [name for name in names if not re.search(rf"\b{name}\b", words.help)]
+            assert not missing, f"{command} {option} does not list {', '.join(missing)}: {words.help}"
+
+
+def test_the_help_of_engine_lists_its_registry() -> None:
+    (engine,) = (param for param in cli._command("engine").params if param.name == "engine")
+    assert all(name in engine.help for name in ENGINES)
+
+
+def test_a_help_is_written_without_torch() -> None:
+    code = "import sys, oneglance.commands.options; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 def test_helps_are_sentences() -> None:

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -74,6 +75,17 @@ def test_help_names_extras(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "of this schema ([grammar])." in run("generate", "--help").out
     assert "on the hub ([data])." in run("bench", "--help").out
     assert "[SECTION.KEY=VALUE]" in run("fit-head", "--help").out
+
+
+@pytest.mark.parametrize("words", [[], ["generate"], ["run"], ["inspect"], ["probe", "saliency"]])
+def test_help_has_no_word_of_python(run: Run, words: list[str]) -> None:
+    shown = run(*words, "--help").out
+    assert not re.search(r"<(bool|str|int|float|path|list)\b", shown, re.IGNORECASE), shown
+    assert "--help" in shown
+
+
+def test_the_likeliest_option_comes_first(run: Run) -> None:
+    assert "No such option: --imgae (Possible options: --image" in run("generate", "x", "--imgae", "y").error
 
 
 def test_version(run: Run) -> None:

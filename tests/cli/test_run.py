@@ -174,13 +174,27 @@ def test_odd_names_and_separators_survive_a_second_run(run: Run, vision_target: 
 def test_jsonl_lines_bring_their_own_prompts(run: Run, vision_target: Path, tmp_path: Path) -> None:
     page(tmp_path / "p.png")
     asked = tmp_path / "asked.jsonl"
-    asked.write_text('{"image": "p.png", "prompt": "One?"}\n{"image": "p.png"}\nnot json\n{"prompt": "No image."}\n')
+    lines = ['{"image": "p.png", "prompt": "One?"}', '{"image": "p.png"}', "not json", '{"prompt": "No image."}']
+    asked.write_text("\n".join([*lines, '{"image": "none.png"}', '{"image": "none.png", "id": "mine"}']))
     out = tmp_path / "out.jsonl"
     result = run("run", asked, *ASK, "--target", vision_target, "--out", out)
     assert result.code == 1
     assert [row["prompt"] for row in rows(out)] == ["One?", "Read.", "No image."]
-    assert f"{asked}:3: {asked}, line 3 is not JSON" in result.err
-    assert "3 rows in" in result.out
+    missing = "there is no file 'none.png'; check the path"
+    said = ["line 3 is not JSON: Expecting value: line 1 column 1 (char 0)", f"line 5: {missing}", f"line 6: {missing}"]
+    assert [line.strip() for line in result.err.splitlines()[1:]] == [f"{asked}, {text}" for text in said]
+    assert result.out.startswith(f"3 rows in {out} · ")
+    again = run("run", tmp_path / "p.png", *ASK, "--target", vision_target, "--out", out)
+    assert again.out.startswith(f"1 new row, 4 in all in {out} · 6 tokens · ")
+    third = run("run", tmp_path / "p.png", *ASK, "--target", vision_target, "--out", out)
+    assert third.out.startswith(f"0 new rows, 4 in all in {out} · 1 page done already · 0 tokens")
+
+
+def test_a_failure_says_its_path_once(run: Run, folder: Path, vision_target: Path, tmp_path: Path) -> None:
+    result = run("run", folder, *ASK, "--target", vision_target, "--out", tmp_path / "out.jsonl")
+    assert result.err.splitlines()[0] == "2 failed:"
+    for line, name in zip(result.err.splitlines()[1:], ("e.pdf", "d.png"), strict=True):
+        assert line.count(name) == 1
 
 
 @pytest.mark.parametrize(

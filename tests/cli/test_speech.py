@@ -44,6 +44,14 @@ def test_rounds_of_recordings(run: Run, speech: Path, tmp_path: Path) -> None:
     assert all(row["h_nats"] >= 0 for row in rows)
 
 
+def test_an_audit_of_recordings(run: Run, speech: Path) -> None:
+    common = ("--target", speech / "target", *NGRAM)
+    report = run("audit", "--prompts", speech / "prompts.jsonl", *common, "--json").json
+    assert (report["identical"], report["total"], report["hf_generate"]["identical"]) == (2, 2, 2)
+    error = run("audit", "--prompts", 1, "--tasks", "caption", *common).error
+    assert error.endswith('give --prompts FILE, JSONL with an object {"audio": …} a line')
+
+
 def test_run_answers_recordings(run: Run, speech: Path, tmp_path: Path) -> None:
     out = tmp_path / "answers.jsonl"
     done = run("run", speech / "prompts.jsonl", "--target", speech / "target", *NGRAM, "--out", out, "--json").json

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import httpx
@@ -135,8 +136,46 @@ def test_a_run_is_not_overwritten_nor_mixed(run: Run, recipe: Path, tmp_path: Pa
     words = ["train", recipe, "--out", tmp_path / "run", "optimiser.max_steps=2"]
     assert run(*words).code == 0
     assert "--resume goes on with it" in run(*words).err
-    assert "a run with another optimiser" in run(*words[:-1], "--resume", "optimiser.lr=0.1").err
-    assert run(*words, "--resume").code == 0
+    other = run(*words[:-1], "--resume", "optimiser.lr=0.1").error
+    assert "a run with optimiser.lr=0.003, and now it is 0.1 (and optimiser.max_steps)" in other
+    again = run(*words, "--resume")
+    assert again.code == 0
+    assert "goes on after step 2 of 2" in again.err
+    anew = run("train", recipe, "--out", tmp_path / "anew", "optimiser.max_steps=1", "--resume")
+    assert "anew has no checkpoint to resume from: the run starts anew" in anew.err
+
+
+def test_a_folder_is_refused_before_the_target_is_loaded(
+    run: Run, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.json").write_text("{}")
+    monkeypatch.setattr("oneglance.targets.open_target", None)
+    assert "already holds a run" in run("train", recipe, "--out", tmp_path / "run").error
+    assert "a run with " in run("train", recipe, "--out", tmp_path / "run", "--resume").error
+
+
+def test_an_interrupt_says_what_goes_on_and_from_where(
+    run: Run, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from oneglance.train.trainer import HeadTrainer
+
+    whole = HeadTrainer._step
+
+    def step(self: HeadTrainer, index: int) -> object:
+        if index == 3:
+            raise KeyboardInterrupt
+        return whole(self, index)
+
+    monkeypatch.setattr(HeadTrainer, "_step", step)
+    stopped = run("train", recipe, "--out", tmp_path / "run")
+    assert stopped.code == 130
+    assert "stopped after step 3 of 6; --resume goes on after step 3" in stopped.err
+    monkeypatch.undo()
+    went_on = run("train", recipe, "--out", tmp_path / "run", "--resume")
+    assert "goes on after step 3 of 6" in went_on.err
+    assert "step 2/6" not in went_on.err
+    assert "step 6/6" in went_on.err
 
 
 @pytest.mark.parametrize(
@@ -207,13 +246,17 @@ def test_the_best_checkpoint_becomes_the_head(run: Run, recipe: Path, text_targe
         prefixes = [math.prod(c["top1"][: k + 1]) for k in range(15)]
         assert c["score"] == pytest.approx(sum(prefixes))
     assert result["score"] == max(c["score"] for c in result["candidates"])
+    best = max((c["score"], c["step"]) for c in result["candidates"])
+    assert (result["score"], result["step"]) == best  # of equals the newest
     assert load_checkpoint(str(out / "head")).card["training"]["step"] == result["step"]
     assert run("select", out, "--step", 4, "--json").json["step"] == 4
     assert load_checkpoint(str(out / "head")).card["training"]["step"] == 4
     assert "step 3 was not kept" in run("select", out, "--step", 3).error
     assert "has no checkpoint with held-out figures" in run("select", tmp_path / "nowhere").error
+    for state in (out / "checkpoints").glob("*/state.json"):
+        state.write_text(json.dumps({**json.loads(state.read_text()), "heldout_top1": [0.5, 0.25]}))
     shown = run("select", out)
-    assert "is now" in shown.out
+    assert "no difference between the 3 checkpoints, so the newest is taken; step 6 is now" in shown.out
 
     words = ["eval-head", "--head", out / "head", "--target", text_target, "--traces", recipe.parent / "heldout"]
     scored = run(*words, "--budget", 7, "--json").json
@@ -221,26 +264,37 @@ def test_the_best_checkpoint_becomes_the_head(run: Run, recipe: Path, text_targe
     assert all(len(row["top1"]) == 15 and row["tau"] >= 1 for row in scored["tasks"])
     assert [row["ci_low"] is None for row in scored["tasks"]] == [False, True, False]
     assert "τ [95 %]" in run(*words, "--limit", 1).out
+    assert f"give --target {text_target}, or traces of this one" in run(*words[:3], *words[5:]).error
 
     (tmp_path / "scores.json").write_text(json.dumps(scored))
     words = ["push", out / "head", "someone/head", "--licence", "apache-2.0", "--dry-run"]
-    assert run(*words, "--scores", tmp_path / "scores.json").code == 0
-    card = (out / "head" / "README.md").read_text()
+    before = {path.name for path in (out / "head").iterdir()}
+    dry = run(*words, "--scores", tmp_path / "scores.json", "--json").json
+    assert dry["files"] == {path.name: path.stat().st_size for path in (out / "head").iterdir()} | {
+        "README.md": len(dry["text"].encode())
+    }
+    card = dry["text"]
     front = yaml.safe_load(card.split("---")[1])
     assert front["license"] == "apache-2.0"
     row = scored["tasks"][0]
     assert f"| a | 2 | {row['tau']:.2f} | [{row['ci_low']:.2f}, {row['ci_high']:.2f}] |" in card
-    assert f"{result['step']} steps of this recipe" in card
+    assert "6 steps of this recipe" in card
     assert str(recipe.parent) not in card.split("## Training")[1].split("target:")[0]
-    assert run(*words).code == 0
-    assert "τ unknown: not measured" in (out / "head" / "README.md").read_text()
-    learned = (
-        "Learned from 6 of the target's own answers (a 3, b 3); judged by 3 of the target's own answers (a 2, b 1)."
-    )
-    assert learned in card
+    shown = run(*words).out
+    for line in ("repository: someone/head (public if it is new)", "licence: apache-2.0", "τ: unknown; --scores"):
+        assert line in shown
+    assert "τ unknown: not measured" in shown
+    assert "tiny-head, among your own repositories" in run(*words[:2], "tiny-head", *words[3:]).out
+    assert "is no name of a repository" in run(*words[:2], "a/b/c", *words[3:]).error
+    for part in (
+        "Learned from 6 of the target's own answers (a 3, b 3)",
+        "judged by 3 of the target's own answers (a 2",
+    ):
+        assert part in card
     for key, what in (("head_sha256", "another head"), ("target_geometry_sha256", "another target")):
         (tmp_path / "others.json").write_text(json.dumps({**scored, key: "0" * 64}))
         assert f"the scores are of {what}" in run(*words, "--scores", tmp_path / "others.json").error
+    assert {path.name for path in (out / "head").iterdir()} == before
     assert "is not a file of scores" in run(*words, "--scores", recipe).error
     assert "there is no folder" in run("push", tmp_path / "no", "a/b", "--licence", "mit", "--dry-run").error
 
@@ -255,7 +309,8 @@ def test_a_push_without_a_network_is_one_line(
         assert f"cannot reach the hub to upload to someone/head ({refusal}); push again online" in error
 
 
-def test_heads_are_listed_with_their_licence(run: Run) -> None:
+def test_heads_are_listed_with_their_licence(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
     rows = run("heads", "--json").json["heads"]
     assert {row["kind"] for row in rows} == {"block", "eagle2", "eagle3"}
     for row in rows:
@@ -265,7 +320,11 @@ def test_heads_are_listed_with_their_licence(run: Run) -> None:
         "Qwen/Qwen3-VL-8B-Instruct"
     }
     assert "no head is known for 'gpt-9'" in run("heads", "--target", "gpt-9").error
-    assert "unknown" in run("heads").out
+    shown = run("heads").out
+    assert "unknown" in shown
+    for row in rows:  # whole, on a narrow terminal and in a pipe, to copy and to find
+        assert row["target"] in shown
+        assert row["head"] in shown
 
 
 def test_export_says_how_to_start_the_engine(run: Run, tmp_path: Path) -> None:
@@ -280,8 +339,9 @@ def test_an_upload_holds_the_head_and_its_card_only(
     sent: list[dict[str, object]] = []
 
     class Hub:
-        def create_repo(self, name: str, **options: object) -> None:
+        def create_repo(self, name: str, **options: object) -> SimpleNamespace:
             sent.append({"repo": name, **options})
+            return SimpleNamespace(repo_id=name if "/" in name else f"me/{name}")
 
         def upload_folder(self, **options: object) -> str:
             sent.append(options)
@@ -292,5 +352,8 @@ def test_an_upload_holds_the_head_and_its_card_only(
     result = run("push", folder, "someone/head", "--licence", "mit", "--private", "--json").json
     assert result["uploaded"] == "https://hub/commit/1"
     assert sent[0] == {"repo": "someone/head", "private": True, "exist_ok": True}
-    assert sent[1]["allow_patterns"] == ["config.json", "model.safetensors", "README.md"]
+    rescorer = ["rescorer.json", "rescorer.safetensors"]
+    assert sent[1]["allow_patterns"] == ["config.json", "model.safetensors", *rescorer, "README.md"]
+    assert run("push", folder, "head", "--licence", "mit", "--json").code == 0
+    assert [call.get("repo_id") for call in sent] == [None, "someone/head", None, "me/head"]
     assert "the head carries no training card" in (folder / "README.md").read_text()

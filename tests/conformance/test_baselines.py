@@ -1,36 +1,37 @@
 """What every drafter owes the loop, over the whole registry: valid trees, the target's own text, and a clean end."""
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
-import torch
 
 from baselines import EVERY, MAKERS
-from conformance import checks
 from conformance.conftest import tiny
-from helpers import decode_ids, hf_generate, prompt, start
-from oneglance.core import EMPTY_TREE, OneglanceWarning, SamplingParams, TokenTree
+from helpers import decode_ids, hf_generate, prompt
+from oneglance.core import OneglanceWarning, SamplingParams, TokenTree
 from oneglance.decoder import Decoder
 from oneglance.drafters import DRAFTERS
+from oneglance.drafters.ngram import NgramDrafter, NgramSettings
 from oneglance.drafters.plain import NoDrafter
 from oneglance.targets.base import Target
 from oneglance.targets.state import Inputs
-from oneglance.testing import FAMILIES
+from oneglance.testing import FAMILIES, check_drafter, check_reuse, check_rounds, check_text
+from oneglance.tree import from_path
 
 NUM_TOKENS = 20
-IMAGES = {"qwen3_vl": 2, "qwen2_5_vl": 1, "mllama": 1, "qwen3": 0, "llama": 0, "whisper": 0}
 
 
 @cache
 def problem(family: str) -> tuple[Target, Inputs, list[int]]:
     target = tiny(family, "sdpa")
-    inputs = prompt(target, IMAGES[family], text="one two one two one")
+    inputs = prompt(target, 2 if target.takes_images else 0, text="one two one two one")
     return target, inputs, hf_generate(target, inputs, NUM_TOKENS)
 
 
 def test_every_registered_drafter_is_under_test() -> None:
-    assert MAKERS.keys() == DRAFTERS.keys()
+    missing = DRAFTERS.keys() - MAKERS.keys()
+    assert not missing, f"add a line to MAKERS in tests/baselines.py for {', '.join(sorted(missing))}"
+    assert not MAKERS.keys() - DRAFTERS.keys()
 
 
 @pytest.mark.parametrize(
@@ -51,58 +52,16 @@ def test_every_registered_drafter_is_under_test() -> None:
 def test_any_drafter_gives_the_targets_own_text(label: str, family: str, budget: int) -> None:
     target, inputs, reference = problem(family)
     drafter = EVERY[label](target, budget)
-    generation = decode_ids(Decoder(target, drafter), inputs, NUM_TOKENS).generation
-    assert generation.token_ids == reference
-    assert generation.fell_back is None
-    assert all(len(r.tree) <= budget for r in generation.rounds)
+    params = SamplingParams(max_new_tokens=NUM_TOKENS)
+    generation = check_text(drafter, target, inputs, reference, params, budget=budget)
     if label == "itself":
         assert max(r.verdict.num_accepted for r in generation.rounds) == min(budget, 8)
 
 
-@torch.inference_mode()
 @pytest.mark.parametrize("label", EVERY)
-def test_trees_are_no_deeper_than_asked_for_and_propose_no_placeholder(label: str) -> None:
+def test_trees_are_valid_and_skipped_rounds_lose_no_context(label: str) -> None:
     target, inputs, _ = problem("qwen3_vl")
-    drafter = EVERY[label](target, 63)
-    for max_depth in (0, 1, 3, 99):
-        state, root = start(target, inputs, drafter.target_layer_ids)
-        tree = drafter.draft(root, state, drafter.start(state), max_depth=max_depth)
-        assert max(tree.depths, default=0) <= max_depth
-        assert not set(tree.token_ids) & set(target.placeholder_ids)
-        siblings = list(zip(tree.parents, tree.token_ids, strict=True))
-        assert len(set(siblings)) == len(siblings)
-        assert drafter.num_passes(tree) >= 0
-        if not max_depth:
-            assert (tree, drafter.num_passes(tree)) == (EMPTY_TREE, 0)
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("label", EVERY)
-def test_skipped_rounds_lose_no_context(label: str) -> None:
-    """Rounds that commit a path, rounds without a draft: the next tree is that of a drafter that starts there."""
-    target, inputs, reference = problem("qwen3_vl")
-    drafter = EVERY[label](target, 31)
-    state, root = start(target, inputs, drafter.target_layer_ids)
-    draft_state = drafter.start(state)
-    for asks in (True, True, False, False, True, True):
-        if asks:
-            tree = drafter.draft(root, state, draft_state, max_depth=15)
-            committed = state.token_ids[len(inputs.token_ids) : -1]
-            fresh = target.prefill(target.extend(inputs, committed), drafter.target_layer_ids)
-            fresh.token_ids.append(root)
-            again = drafter.draft(root, fresh, drafter.start(fresh), max_depth=15)
-            assert (again.token_ids, again.parents) == (tree.token_ids, tree.parents)
-            assert drafter.num_passes(again) == drafter.num_passes(tree)
-        rows = target.verify(state, root, EMPTY_TREE if not asks else tree)
-        choices = rows.argmax(-1).tolist()
-        path, tokens = [0], [choices[0]]
-        while asks and (child := tree.children[path[-1]].get(tokens[-1])) is not None:
-            path.append(child)
-            tokens.append(choices[child])
-        target.commit(state, path, tokens)
-        root = tokens[-1]
-    done = state.token_ids[len(inputs.token_ids) :][:NUM_TOKENS]
-    assert done == reference[: len(done)]
+    check_rounds(EVERY[label](target, 31), target, inputs, budget=31)
 
 
 @cache
@@ -150,10 +109,55 @@ def test_a_drafter_that_fails_leaves_the_text_as_it_is(label: str, monkeypatch: 
 @pytest.mark.parametrize("label", EVERY)
 def test_an_early_stop_and_other_prompts_leave_nothing_behind(label: str) -> None:
     target, inputs, reference = problem("qwen3_vl")
-    decoder = Decoder(target, EVERY[label](target, 15))
-    with decoder.stream_inputs(inputs, SamplingParams(max_new_tokens=NUM_TOKENS)) as stream:
-        next(stream)
-        next(stream)
     other = prompt(target, 1, text="something else", seed=5)
-    checks.check_identity(target, decoder.drafter, other, hf_generate(target, other, 9))
-    checks.check_identity(target, decoder.drafter, inputs, reference)
+    drafter = EVERY[label](target, 15)
+    check_reuse(drafter, target, (inputs, reference), (other, hf_generate(target, other, 9)), budget=15)
+
+
+class Faulty(NgramDrafter):
+    """A drafter with one fault, which nothing but the name of the fault decides."""
+
+    def __init__(self, target: Target, fault: str, *, budget: int) -> None:
+        super().__init__(target, NgramSettings(num_draft=99), budget=budget)
+        self.fault = fault
+        self.target = target
+        self.answers: list[int] = []
+
+    def draft(self, root: int, state: Any, draft_state: Any, *, max_depth: int) -> TokenTree:
+        tree = super().draft(root, state, draft_state, max_depth=99 if self.fault == "deep" else max_depth)
+        if self.fault == "writes":
+            state.token_ids[0] += 1
+        if self.fault == "remembers" and max_depth:
+            self.answers.append(root)
+            return from_path([len(self.answers) % 250])
+        if self.fault == "banned" and max_depth:
+            return from_path(self.target.banned_ids[:1])
+        if self.fault == "twins" and max_depth and self.num_draft > 1:
+            return TokenTree((1, 1), (0, 0), (1, 1))
+        if self.fault == "wide" and max_depth:
+            return TokenTree(tuple(range(40)), (0,) * 40, (1,) * 40)
+        return tree
+
+    def num_passes(self, tree: TokenTree) -> int:
+        return 1 if self.fault == "idle" else 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("deep", "where max_depth is"),
+        ("writes", "draft wrote to the target's state"),
+        ("remembers", "learns from one answer|by a drafter that starts there"),
+        ("banned", r"which are in target\.banned_ids"),
+        ("twins", "the same token twice"),
+        ("wide", "its budget is"),
+        ("idle", "passes where max_depth is 0"),
+    ],
+)
+def test_the_check_that_plugins_run_finds(fault: str, message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        check_drafter(partial(Faulty, fault=fault), problem("qwen3_vl")[0], budgets=(31,))
+
+
+def test_the_check_that_plugins_run_finds_nothing_wrong_with_ours() -> None:
+    check_drafter("ngram", budgets=(6,))

@@ -22,14 +22,13 @@ from oneglance.tree import POLICIES
 
 NUM_TOKENS = 18
 BUDGETS = (1, 2, 15, 31, 63, 127)
-IMAGES = {"qwen3_vl": 2, "qwen2_5_vl": 1, "mllama": 1, "qwen3": 0, "llama": 0, "whisper": 0}
 
 
 @cache
 def problem(family: str) -> tuple[Target, Inputs, list[int]]:
     """A target, a prompt and its own greedy continuation."""
     target = tiny(family, "sdpa")
-    inputs = prompt(target, IMAGES[family])
+    inputs = prompt(target, 2 if target.takes_images else 0)
     return target, inputs, hf_generate(target, inputs, NUM_TOKENS)
 
 

@@ -5,16 +5,22 @@ import torch
 
 from conformance import checks
 from helpers import changes_of, hf_generate, hf_rows, picture, prompt, seen_by, start
+from oneglance import targets
 from oneglance.core import EMPTY_TREE, HeadError, TokenTree
 from oneglance.drafters.block import BlockDrafter
 from oneglance.drafters.plain import NoDrafter
 from oneglance.targets.base import Target
 from oneglance.targets.chat import encode
 from oneglance.targets.state import EMBEDDING, Inputs
-from oneglance.testing import tiny_head, tiny_target
+from oneglance.testing import FAMILIES, tiny_head, tiny_target
 
 Case = tuple[Target, Inputs]
 LLAMA_VISION_CROSS = [3, 8, 13, 18, 23, 28, 33, 38]  # of Llama-3.2-11B-Vision's 40 layers
+
+
+def test_every_family_is_under_test() -> None:
+    missing = targets.FAMILIES.keys() - FAMILIES
+    assert not missing, f"add a tiny config to BUILDERS in src/oneglance/tiny.py for {', '.join(sorted(missing))}"
 
 
 def kept(target: Target) -> tuple[int, ...]:

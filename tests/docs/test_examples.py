@@ -28,6 +28,23 @@ def test_every_example_is_run() -> None:
     assert {path.name for path in (ROOT / "examples").glob("*.py")} == set(SAYS) | others
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize("words", [[], ["none.png", "x", "1"]], ids=["nothing", "no file"])
+def test_bad_words_show_the_usage(
+    path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if path.name == "openai_client.py":
+        pytest.importorskip("openai", reason="the example needs it")
+    words = words if path.name == "train_head.py" else words[:2]
+    monkeypatch.setattr(sys, "argv", [str(path), *words])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(path), run_name="__main__")
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert f"Usage: {path.name}" in said
+    assert ("'none.png' does not exist" if words else "Missing argument") in said
+
+
 @pytest.mark.parametrize("name", SAYS)
 def test_it_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -1,5 +1,6 @@
 """docs/training.md: its ``sh`` blocks run, in order, on the built-in target; its recipe loads; its figures add up."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -13,8 +14,10 @@ from helpers import picture
 from oneglance.cli import COMMANDS, main
 from oneglance.drafters.checkpoint import save_checkpoint
 from oneglance.drafters.head import HeadConfig, num_parameters
+from oneglance.files import spliced
 from oneglance.testing import tiny_head, tiny_head_config
-from oneglance.train.recipe import load_recipe
+from oneglance.train.keys import PLACE, table
+from oneglance.train.recipe import HeadRecipe, load_recipe
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
@@ -36,12 +39,12 @@ def test_the_long_way_runs_as_it_stands(
             assert words[0] in COMMANDS
             assert main(words) == 0, (line, capsys.readouterr().err)
     assert (tmp_path / "exported" / "model.safetensors").is_file()
-    assert "τ unknown" in (tmp_path / "runs" / "small" / "head" / "README.md").read_text()
+    assert "τ unknown" in capsys.readouterr().out
 
 
 def test_a_target_with_random_weights_is_proved_exact(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Both Python blocks: the second makes the target, the first compares."""
-    compare, make = (code for language, code in BLOCKS if language == "python")
+    """The first two Python blocks: the second makes the target, the first compares."""
+    compare, make, _ = (code for language, code in BLOCKS if language == "python")
     monkeypatch.chdir(tmp_path)
     made: dict[str, Any] = {}
     exec(make, made)
@@ -53,6 +56,27 @@ def test_a_target_with_random_weights_is_proved_exact(monkeypatch: pytest.Monkey
     assert as_named in compare
     exec(compare.replace(as_named, '"tiny", "head"').replace("256", "24"), names)
     assert names["ours"].shape[1] > names["inputs"]["input_ids"].shape[1]
+
+
+def test_a_text_target_with_random_weights_is_proved_exact(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last Python block and the command below it, on two of its prompts."""
+    monkeypatch.chdir(tmp_path)
+    exec([code for language, code in BLOCKS if language == "python"][-1], {})
+    (line,) = [code for _, code in BLOCKS if code.startswith("oneglance audit --target tiny-text")]
+    file = next(word for word in shlex.split(line) if word.endswith(".jsonl"))
+    (tmp_path / "few.jsonl").write_text("".join((ROOT / file).read_text().splitlines(keepends=True)[:2]))
+    assert main([*shlex.split(line.replace(file, "few.jsonl"))[1:], "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["identical"], report["total"], report["hf_generate"]["identical"]) == (2, 2, 2)
+
+
+def test_all_keys_of_a_recipe_are_in_the_table() -> None:
+    fix = "run: python -m oneglance.train.keys docs/training.md"
+    assert spliced(TEXT, PLACE, table(HeadRecipe)) == TEXT, fix
+    undescribed = [line for line in table(HeadRecipe).splitlines() if line.endswith("|  |")]
+    assert not undescribed, "a key without a docstring"
 
 
 def test_every_recipe_has_a_line() -> None:

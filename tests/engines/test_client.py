@@ -114,7 +114,7 @@ def test_an_answer_is_whole_and_timed(knows_ids: bool) -> None:
     assert answer.token_ids == ((1, 2, 3, 4) if knows_ids else None)
     assert (answer.num_tokens, answer.finish_reason) == (4, "length")
     assert 0 < answer.first_ms <= answer.total_ms
-    assert answer.decode_ms_per_token == pytest.approx((answer.total_ms - answer.first_ms) / 3)
+    assert answer.ms_per_token == pytest.approx((answer.total_ms - answer.first_ms) / 3)
     body = script.bodies[-1]
     assert (body["model"], body["temperature"], body["max_tokens"], body["seed"]) == ("m", 0, 4, 3)
     assert [message["role"] for message in body["messages"]] == ["system", "user"]

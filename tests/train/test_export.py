@@ -87,7 +87,7 @@ def test_a_head_of_speculators_opens_here(head: HeadCheckpoint, target: Target, 
     assert stranger.config.target_layer_ids == head.config.target_layer_ids
     assert BlockDrafter.bind(stranger, target).target_layer_ids == head.config.target_layer_ids
     for change, message in (
-        ({"speculators_model_type": "eagle3"}, "only dflash heads are block heads"),
+        ({"speculators_model_type": "eagle3"}, "is an EAGLE-3 head, not a block head"),
         ({"draft_vocab_size": 7}, "drafts over 7 of"),
         ({"aux_hidden_state_layer_ids": [0, 2]}, "boundaries from 1 on"),
     ):

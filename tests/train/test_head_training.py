@@ -173,7 +173,7 @@ def test_a_checkpoint_that_has_no_room_leaves_the_older_ones(
     next(reports), next(reports), next(reports)  # step 2 is saved
     full = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr("oneglance.train.checkpoints.shutil.disk_usage", lambda _: full)
-    with pytest.raises(InputError, match=r"and 0\.00 GB are free .* go on with --resume"):
+    with pytest.raises(InputError, match=r"and 1\.0 KB are free .* go on with --resume"):
         list(reports)
     monkeypatch.undo()
     again = HeadTrainer(recipe(traces), target, tmp_path / "run")
@@ -216,10 +216,14 @@ def test_recipes_reject_unknown_keys_and_apply_overrides(tmp_path: Path) -> None
     path.write_text("name: x\ndata: {train: somewhere}\n")
     assert load_recipe(path, ["optimiser.lr=0.5", "data.num_anchors=3"]).optimiser.lr == 0.5
     for override, message in (
-        ("optimiser.speed=3", "optimiser.speed"),
+        ("optimiser.speed=3", "^optimiser.speed: no such key; optimiser has lr, betas"),
+        ("optimizer.lr=3", "^optimizer.lr: no such key; did you mean optimiser.lr[?]"),
+        ("max_steps=3", "^max_steps: no such key; did you mean optimiser.max_steps[?]"),
+        ("data.num_anchor=3", "^data.num_anchor: no such key; did you mean data.num_anchors[?]"),
+        ("nonsense=3", "^nonsense: no such key; a recipe has schema_version, kind, name"),
+        ("rescorer.rank=8", "recipe.yaml: the section rescorer is of kind conditioned; add kind: conditioned$"),
         ("lr", "no change to a recipe"),
         ("objective.name=magic", "unknown objective"),
-        ("optimiser.lr=-1", "optimiser.lr"),
         ("optimiser.lr=.inf", "optimiser.lr"),
         ("optimiser.betas=[2,3]", r"optimiser.betas.0: .*less than 1"),
         ("optimiser.weight_decay=-0.1", "optimiser.weight_decay"),
@@ -237,8 +241,14 @@ def test_recipes_reject_unknown_keys_and_apply_overrides(tmp_path: Path) -> None
         ("objective.params={decay: 1.5}", "params.decay is 1.5; give one from 0.0 to 1.0"),
         ("objective.params={decay: .nan}", "params.decay is nan"),
         ("precision=fp16", "precision: .*'no' or 'bf16'"),
+        ("optimiser.lr=-1", "^override 'optimiser.lr=-1': optimiser.lr: "),
         ("data.train=[]", "data.train: .*name a folder of traces, or several"),
         ("data.train=''", "data.train: .*name a folder of traces, or several"),
     ):
         with pytest.raises(InputError, match=message):
             load_recipe(path, [override])
+    path.write_text("name: x\ndata: {train: somewhere}\noptimizer: {lr: 1}\n")
+    with pytest.raises(InputError, match=r"^recipe .*recipe.yaml: optimizer: no such key; optimiser has lr, betas"):
+        load_recipe(path, ["optimiser.lr=0.5"])
+    with pytest.raises(InputError, match=r"^cannot read recipe none.yaml: No such file or directory$"):
+        load_recipe("none.yaml")

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from oneglance.bench.advice import advise
+from oneglance.bench.cases import own_images
 from oneglance.bench.compare import charges, drift, margins, project
 from oneglance.bench.cost import Cost, bars
 from oneglance.bench.first import FirstToken
@@ -16,9 +18,10 @@ from oneglance.bench.manifest import manifest
 from oneglance.bench.metrics import Record, geomean, paired_speedup, summarise
 from oneglance.bench.record import record_of
 from oneglance.bench.systems import Card, card, prepare_systems
-from oneglance.core import InputError
+from oneglance.core import InputError, OneglanceWarning
 from oneglance.drafters.checkpoint import load_checkpoint
 from oneglance.targets import open_target
+from oneglance.train.prompts import look_for_pictures
 
 
 def record(system: str, prompt: str, *, ms: float, kept: tuple[int, ...] = (), tokens: int = 11) -> Record:
@@ -122,8 +125,8 @@ def test_a_manifest_names_what_ran() -> None:
         ("ngram@somewhere", "'ngram' has no weights; drop @somewhere"),
         ("ngram:max_ngrams=2", "its settings: max_ngram"),
         ("tree@./nowhere", "no head at ./nowhere"),
-        ("eagle3@builtin:reader", "holds no EAGLE-3 head"),
-        ("eagle2@builtin:reader", "holds no EAGLE-2 head"),
+        ("eagle3@builtin:reader", "is a block head, not an EAGLE-3 head: .* in bench as tree@FOLDER"),
+        ("eagle2@builtin:reader", "is a block head, not an EAGLE-2 head"),
     ],
 )
 def test_a_system_without_weights_names_what_makes_them(system: str, message: str) -> None:
@@ -263,6 +266,7 @@ def test_advice_needs_an_interval_above_one() -> None:
     assert advise(arms(8, 5)).choice == "chain"
     assert advise(arms(15, 12)).choice == "off"
     assert "below 1" in advise(arms(15, 12)).reason
+    assert advise(arms(5, 8, "abcd"), "add pages").reason == "fewer than 5 prompts give no interval; add pages"
     few = advise(arms(5, 8, "abcd"))
     assert few.choice == "off", "four prompts give no interval"
     assert "fewer than 5 prompts" in few.reason
@@ -297,3 +301,28 @@ def test_bars_are_limits_on_what_a_round_costs_beside_its_passes() -> None:
 def test_a_manifest_says_what_was_typed(monkeypatch: pytest.MonkeyPatch, started: str, expected: str) -> None:
     monkeypatch.setattr(sys, "argv", [started, "--limit", "3"])
     assert manifest()["command"] == f"{expected} --limit 3"
+
+
+def test_own_pages_are_images_and_pdfs_and_the_rest_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("pypdfium2", reason="the [pdf] extra is not installed")
+    pages = [Image.new("RGB", (32, 48), (shade, 20, 90)) for shade in (10, 120, 230)]
+    pages[0].save(tmp_path / "a.png")
+    pages[0].save(tmp_path / "same.png")
+    pages[1].save(tmp_path / "b.pdf", save_all=True, append_images=pages[2:])
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    (tmp_path / "broken.pdf").write_bytes(b"%PDF-1.7 nonsense")
+    with pytest.warns(OneglanceWarning, match=r"^left out: .*broken\.pdf' cannot be opened: .*, and 1 more$"):
+        cases = own_images(tmp_path, ["One?", "Two?"], 9)
+    assert [case.text for case in cases] == ["One?", "Two?", "One?"]
+    assert len({case.id for case in cases}) == 3
+    assert {len(case.images()) for case in cases} == {1}
+    with pytest.warns(OneglanceWarning, match="left out"):
+        assert [case.id for case in own_images(tmp_path, ["One?"], 2)] == [case.id for case in cases[:2]]
+
+
+def test_pictures_that_are_left_out_are_named(tmp_path: Path) -> None:
+    Image.new("RGB", (32, 48)).save(tmp_path / "a.png")
+    Image.new("RGB", (32, 48)).save(tmp_path / "b.pdf")
+    pictures = look_for_pictures(tmp_path)
+    assert [path.name for _, path in pictures.found] == ["a.png"]
+    assert [path.name for path in pictures.unreadable] == ["b.pdf"]

@@ -179,10 +179,11 @@ def test_wrong_tensors(folder: Path, edit: Callable[[dict[str, torch.Tensor]], o
 
 
 def assert_refused(folder: Path, message: str) -> None:
-    """By one line, and before the target is opened: that folder holds none."""
+    """By one line, and before the target is opened: that folder holds a config alone."""
     with pytest.raises(HeadError, match=message) as error:
         load_checkpoint(str(folder))
     assert "\n" not in str(error.value)
+    (folder.parent / "config.json").write_text("{}")
     with pytest.raises(HeadError, match=message):
         oneglance.load(str(folder.parent), str(folder))
 
@@ -293,6 +294,10 @@ def fitted(target: Target, *, card: dict[str, Any] | None = None, **changes: Any
     ("changes", "message"),
     [
         ({"hidden_size": 48}, "hidden size: the head has 48, the target 32"),
+        (
+            {"hidden_size": 48, "card": {"target": "o/m"}},
+            "made for this target, or the target that its card names: o/m",
+        ),
         ({"vocab_size": 300}, "vocabulary rows: the head has 300, the target 272"),
         ({"num_target_layers": 36}, "target layers: the head has 36, the target 5"),
         ({"target_layer_ids": [1, 5]}, r"kept layers \[1, 5\] go past the target's 5 layers"),

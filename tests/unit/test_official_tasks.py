@@ -3,6 +3,7 @@
 import json
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from PIL import Image
 from oneglance.bench.cases import official
 from oneglance.core import InputError
 from oneglance.tasks import catalogue
+from oneglance.tasks.layouts import LAYOUTS, Item
 from oneglance.tasks.scores import anls, exact_match, relaxed_accuracy, vqa_accuracy
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
@@ -110,6 +112,40 @@ def test_the_sample_grows_with_its_limit(data: Path) -> None:
 def test_missing_files_are_named(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match=r"has no|has no split"):
         official([name], str(tmp_path), 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"layout": "docvpa"}, "unknown layout 'docvpa'; choose one of coco, .*docvqa"),
+        ({"layout": None}, "unknown layout None"),
+        ({"metric": "f1"}, "unknown metric 'f1'; choose one of anls, .*none"),
+        ({"splitt": "val"}, "splitt.*a task has the keys .*split"),
+    ],
+)
+def test_a_task_that_is_none_is_refused_with_the_choices(change: dict[str, str], message: str) -> None:
+    right = {"version": 1, "layout": "docvqa", "split": "val", "prompt": "{question}", "metric": "anls"}
+    assert catalogue.task_of("mine", right).layout == "docvqa"
+    with pytest.raises(InputError, match=f"task mine: .*{message}"):
+        catalogue.task_of("mine", {**right, **change})
+    with pytest.raises(InputError, match=r"task mine: .*prompt"):
+        catalogue.task_of("mine", {key: value for key, value in right.items() if key != "prompt"})
+
+
+def test_a_reader_that_names_nothing_is_helped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader without our helpers: what is missing is named all the same."""
+    raw = {"version": 1, "layout": "careless", "split": "val", "prompt": "{question}", "metric": "anls"}
+
+    def careless(folder: Path, split: str) -> Iterator[Item]:
+        yield from json.loads((folder / split).read_text())["rows"]
+
+    monkeypatch.setitem(LAYOUTS, "careless", careless)
+    task = catalogue.task_of("mine", raw)
+    with pytest.raises(InputError, match=f"cannot read {tmp_path / 'val'}"):
+        task.sample(str(tmp_path), 1)
+    (tmp_path / "val").write_text("{}")
+    with pytest.raises(InputError, match="not in the layout 'careless': no 'rows'"):
+        task.sample(str(tmp_path), 1)
 
 
 def test_a_missing_image_is_named(data: Path) -> None:

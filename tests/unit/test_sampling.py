@@ -23,7 +23,7 @@ from transformers import (
 
 from oneglance.accept import Greedy, Rule, Sampled, gumbel, walk
 from oneglance.core import EMPTY_TREE, InputError, SamplingParams, TokenTree
-from oneglance.decoder import SamplingOptions
+from oneglance.decoder import Decoder, SamplingOptions
 from oneglance.testing import random_tree
 
 VOCAB = 5
@@ -303,3 +303,13 @@ def test_odd_values_are_refused_at_once(given: dict[str, object]) -> None:
 def test_whole_numbers_of_other_types_count() -> None:
     params = SamplingParams(max_new_tokens=20.0, top_k=np.int64(3))  # type: ignore[arg-type]
     assert (params.max_new_tokens, type(params.max_new_tokens), type(params.top_k)) == (20, int, int)
+
+
+@pytest.mark.parametrize("function", ["generate", "stream"])
+@pytest.mark.parametrize(("name", "near"), [("image", "images"), ("max_tokens", "max_new_tokens"), ("zzz", None)])
+def test_an_unknown_argument_is_told_by_its_function(function: str, name: str, near: str | None) -> None:
+    decoder: Any = Decoder(None, None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError) as error:
+        getattr(decoder, function)("x", **{name: "a"})
+    advice = f"; did you mean '{near}'?" if near else ""
+    assert str(error.value) == f"{function}() got an unexpected keyword argument '{name}'{advice}"

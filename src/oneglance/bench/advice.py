@@ -43,8 +43,13 @@ class Advice:
     findings: dict[str, Finding]
 
 
-def advise(records: Sequence[Record]) -> Advice:
-    """Judge a run of plain, chain and tree, all tasks together."""
+def advise(records: Sequence[Record], more: str = "ask more") -> Advice:
+    """Judge a run of plain, chain and tree, all tasks together.
+
+    Args:
+        records: of the run.
+        more: how to ask more, where there are too few prompts.
+    """
     plain = [r for r in records if r.system == "plain"]
     findings = {}
     for system in ("tree", "chain"):
@@ -60,7 +65,7 @@ def advise(records: Sequence[Record]) -> Advice:
     if not findings:
         return Advice("off", "every answer is a single token, so there is nothing to draft", {})
     if max(found.n for found in findings.values()) < MIN_PROMPTS:
-        return Advice("off", f"fewer than {MIN_PROMPTS} prompts give no interval; ask more", findings)
+        return Advice("off", f"fewer than {MIN_PROMPTS} prompts give no interval; {more}", findings)
     best = max(findings, key=lambda system: findings[system].speedup.value)
     found = findings[best].speedup
     if found.low > 1:

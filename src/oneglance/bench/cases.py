@@ -11,8 +11,10 @@ from pathlib import Path
 
 from PIL import Image
 
-from oneglance.core import InputError
-from oneglance.images import load_image
+from oneglance.bulk import Failure, find_pages
+from oneglance.core import ImageError, InputError
+from oneglance.images import image_sha256, load_image
+from oneglance.pdf import DPI
 from oneglance.targets.base import Target
 from oneglance.targets.chat import encode
 from oneglance.targets.state import Inputs
@@ -21,7 +23,7 @@ from oneglance.tasks.base import Example
 from oneglance.tasks.catalogue import OfficialTask, load_task
 from oneglance.tasks.grading import Grade
 from oneglance.tasks.layouts import Item
-from oneglance.train.prompts import Prompt, find_pictures, read_prompts
+from oneglance.train.prompts import Prompt, check_readable, note_left_out, read_prompts
 from oneglance.train.traces import open_source, shrink
 
 
@@ -57,9 +59,12 @@ class Case:
         """The prompt, as the target sees it; ``scale`` changes the images' resolution, up or down.
 
         Raises:
+            InputError: there are images, and the target takes none.
             ImageError: an image cannot be read.
         """
         pictures = [resize(image, scale) for image in self.images()]
+        if pictures:
+            check_readable(target, self.id)
         return encode(target, self.text, images=pictures, system=self.system, audio=self.audio)
 
 
@@ -74,6 +79,11 @@ def resize(image: Image.Image, scale: float) -> Image.Image:
 def suite(tasks: Sequence[str], limit: int) -> list[Case]:
     """``limit`` held-out pages of each task of the built-in suite."""
     return [_page(task, index) for task in tasks for index in range(limit)]
+
+
+def in_turn(tasks: Sequence[str], count: int) -> list[Case]:
+    """``count`` held-out pages of the built-in suite, a task after the other."""
+    return [_page(tasks[index % len(tasks)], index // len(tasks)) for index in range(count)]
 
 
 def from_file(path: Path, limit: int | None = None) -> list[Case]:
@@ -159,19 +169,34 @@ def _draw(task: str, index: int) -> Example:
 
 
 def own_images(folder: Path, questions: Sequence[str], limit: int) -> list[Case]:
-    """A question about each picture of a folder, questions taking turns; without a score.
+    """A question about each different page of a folder, questions taking turns; without a score.
+
+    Args:
+        folder: of images and PDFs, searched to the bottom.
+        questions: at least one.
+        limit: pages, the first by the hash of their pixels: a random but stable choice.
 
     Raises:
-        InputError: the folder does not exist or holds no readable picture.
+        InputError: the folder does not exist or holds no readable page.
+
+    Warns:
+        OneglanceWarning: some could not be read.
     """
-    pictures = find_pictures(folder)[:limit]
-    if not pictures:
-        raise InputError(f"{folder} holds no readable images; give a folder of pictures")
+    if not folder.is_dir():
+        raise InputError(f"there is no folder {folder}; --images takes a folder of images and PDFs")
+    found: dict[str, Callable[[], list[Image.Image]]] = {}
+    reasons = []
+    for page in find_pages([str(folder)], "", dpi=DPI):
+        try:
+            if isinstance(page, Failure):
+                raise ImageError(page.reason)
+            found.setdefault(image_sha256(page.load()[0]), page.load)
+        except ImageError as error:
+            reasons.append(str(error))
+    note_left_out(reasons)
+    if not found:
+        raise InputError(f"{folder} holds no page that can be read; give a folder of images and PDFs")
     return [
-        Case(sha[:16], folder.name or "images", questions[index % len(questions)], partial(_load, path))
-        for index, (sha, path) in enumerate(pictures)
+        Case(sha[:16], folder.name or "images", questions[index % len(questions)], load)
+        for index, (sha, load) in enumerate(sorted(found.items(), key=lambda own: own[0])[:limit])
     ]
-
-
-def _load(path: Path) -> list[Image.Image]:
-    return [load_image(str(path))]

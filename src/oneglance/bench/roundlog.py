@@ -274,7 +274,7 @@ class _Log:
             saliency=own.saliency,
             t_draft_ms=done.t_draft_ms,
             t_verify_ms=done.t_verify_ms,
-            t_host_ms=done.t_commit_ms + done.t_host_ms,
+            t_host_ms=done.t_host_ms,
         )
 
 

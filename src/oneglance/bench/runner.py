@@ -239,7 +239,7 @@ class Bench:
             metric=case.metric,
             replicate=replicate,
             accepted=tuple(r.num_accepted for r in rounds),
-            round_ms=tuple(r.t_draft_ms + r.t_verify_ms + r.t_commit_ms + r.t_host_ms for r in rounds),
+            round_ms=tuple(r.t_draft_ms + r.t_verify_ms + r.t_host_ms for r in rounds),
             passes=tuple(r.num_draft_passes for r in rounds),
             nodes=tuple(len(r.tree) for r in rounds),
             draft_ms=draft - (build or 0.0),

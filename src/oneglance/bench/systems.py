@@ -2,7 +2,7 @@
 
 A system is written ``NAME``, ``NAME:setting=value`` or ``NAME@WEIGHTS`` (both: settings first); what was written is its
 name in every table, so that three sizes of a draft model are three systems. ``NAME:budget=31`` has a budget of its own,
-``NAME:branch_k=8`` looks at fewer ranks. A drafter that another package brings is a system by its own name.
+``NAME:branch_k=8`` looks at fewer ranks. A drafter without a line in ``SYSTEMS`` is one by its own name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from oneglance.core import AnyBudget, Drafter, InputError
-from oneglance.drafters import DRAFTERS, installed, prepare
+from oneglance.drafters import installed, prepare, weights_of
 from oneglance.drafters.paced import at_budget
 from oneglance.drafters.settings import check_budget, split
 from oneglance.targets.base import Target
@@ -22,7 +22,7 @@ from oneglance.tree import policy
 
 # where weights come from if none are named
 NONE, HEAD = "none", "head"  # has none; the block head of the benchmark (--head)
-OWN = "own"  # what follows @, if anything: a drafter of another package knows what it needs
+OWN = "own"  # what follows @, if anything: a drafter without a line in SYSTEMS knows what it needs
 
 
 class System(NamedTuple):
@@ -54,7 +54,7 @@ SYSTEMS: dict[str, System] = {
     "auto": System("block:rescorer=none", "best_first", HEAD, budget="auto"),  # as wide as pays, cold at the start
     "ngram": System("ngram"),
     "ngram-ocr": System("ngram", extra_input="the page's text"),
-    "two_model": System("two_model", "chain", "two_model", "any smaller model of the same tokenizer serves"),
+    "two_model": System("two_model", "best_first", "two_model", "any smaller model of the same tokenizer serves"),
     "eagle3": System("eagle3", "chain", "eagle3", TRAIN.format("eagle3")),
     "eagle3_tree": System("eagle3", "best_first", "eagle3", TRAIN.format("eagle3")),
     "eagle2": System("eagle2", "chain", "eagle2", TRAIN.format("eagle2")),
@@ -85,8 +85,7 @@ def extra_input(written: str) -> str | None:
 
 def card(drafter: Drafter) -> Card:
     """The card of a bound drafter. Passes and nodes are counted round by round, in ``core.Round``."""
-    size = getattr(drafter, "num_parameters", None)
-    return Card(None if size == 0 else drafter.name, size)
+    return Card(weights_of(drafter), getattr(drafter, "num_parameters", None))
 
 
 def prepare_systems(
@@ -111,7 +110,7 @@ def prepare_systems(
 def _prepare(written: str, head: str | None, *, budget: int, target: str) -> Callable[[Target], Drafter]:
     spec, _, weights = written.partition("@")
     name, settings = split(spec)
-    known = {**{other: System(other, weights=OWN) for other in installed() if other not in DRAFTERS}, **SYSTEMS}
+    known = {**{other: System(other, weights=OWN) for other in _without_a_system()}, **SYSTEMS}
     if name not in known:
         raise InputError(f"unknown system {name!r}; choose from {', '.join(known)}")
     system = known[name]
@@ -127,6 +126,12 @@ def _prepare(written: str, head: str | None, *, budget: int, target: str) -> Cal
     options: dict[str, Any] = {"policy": policy(system.policy), "budget": own or system.budget or budget}
     options |= {} if branch_k is None else {"branch_k": branch_k}
     return partial(at_budget, prepare(drafter, found), **options)
+
+
+def _without_a_system() -> list[str]:
+    """Drafters that no line of ``SYSTEMS`` decodes with: each is a system by its own name."""
+    served = {system.drafter for system in SYSTEMS.values()}
+    return [name for name in installed() if name not in served]
 
 
 def _number(written: str, name: str, given: str | None) -> AnyBudget | None:

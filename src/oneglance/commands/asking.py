@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from oneglance.commands import opening, options, terminal
-from oneglance.core import InputError
+from oneglance.core import InputError, OneglanceWarning
 
 if TYPE_CHECKING:
     from oneglance.audit import Case as Encoded
@@ -63,16 +64,40 @@ def choose_cases(tasks: str | None, prompts: Path | None, limit: int, data: str 
     return suite(choose_tasks(tasks or "all"), limit)
 
 
-def held_out(target: Target, tasks: list[str], count: int) -> Iterator[Encoded]:
-    """``count`` held-out prompts, a task after the other in turn."""
-    from oneglance.audit import Case as Encoded
-    from oneglance.targets.chat import encode
-    from oneglance.tasks.synthetic import examples
+def choose_prompts(prompts: str, tasks: str | None) -> list[Case]:
+    """So many held-out prompts of tasks, which take turns, or the prompts of a file.
 
-    for index in range(count):
-        start, place = divmod(index, len(tasks))
-        (example,) = examples(tasks[place], split="eval", limit=1, start=start)
-        yield Encoded(example.id, example.task, encode(target, example.prompt, images=[example.image]))
+    Raises:
+        InputError: no such number, file or task, or tasks beside a file, which names its own.
+
+    Warns:
+        OneglanceWarning: the number leaves some of the tasks out.
+    """
+    from oneglance.bench.cases import from_file, in_turn
+
+    if not prompts.lstrip("-").isdecimal():
+        if tasks is not None:
+            raise InputError("give --tasks or a file of --prompts, not both")
+        return from_file(Path(prompts))
+    if (count := int(prompts)) < 1:
+        raise InputError(f"--prompts takes a number of at least 1, or a file, got {prompts}")
+    names = choose_tasks(tasks or "all")
+    if count < len(names):
+        covered, left = ", ".join(names[:count]), ", ".join(names[count:])
+        warnings.warn(f"--prompts {count} covers {covered} only, not {left}", OneglanceWarning, stacklevel=3)
+    return in_turn(names, count)
+
+
+def encoded(target: Target, asked: Sequence[Case]) -> Iterator[Encoded]:
+    """The prompts as the target sees them, each when its turn comes.
+
+    Raises:
+        InputError: a prompt has an image, and the target takes none.
+    """
+    from oneglance.audit import Case as Encoded
+
+    for case in asked:
+        yield Encoded(case.id, case.task, case.encode(target))
 
 
 def each(cases: Sequence[Case], *, done: Collection[tuple[str, str]], show: bool) -> Iterator[Case]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,9 +11,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from oneglance.commands import opening, options, terminal
-from oneglance.commands.asking import choose_tasks, held_out
-from oneglance.core import AnyBudget, Drafter, InputError, OneglanceWarning
+from oneglance.commands import asking, opening, options, terminal
+from oneglance.core import AnyBudget, Drafter, InputError
+from oneglance.tree import POLICIES
 
 if TYPE_CHECKING:
     from oneglance.audit import AuditReport, BindDrafter
@@ -34,7 +33,7 @@ Trees = Annotated[
         "--tree",
         metavar="NAME",
         rich_help_panel=options.DECODING,
-        help="best_first, chain or fixed. Repeat for several; default best_first.",
+        help=f"{options.listed(POLICIES)}. Repeat for several; default best_first.",
     ),
 ]
 Matrix = Annotated[
@@ -63,8 +62,8 @@ CompareHf = Annotated[bool, typer.Option("--hf/--no-hf", help="Also compare with
 
 
 def audit(
-    prompts: options.NumPrompts = 50,
-    tasks: options.SuiteTasks = "all",
+    prompts: options.AnyPrompts = "50",
+    tasks: options.Tasks = None,
     budget: Budgets = None,
     tree: Trees = None,
     hf: CompareHf = True,
@@ -124,7 +123,7 @@ def audit(
     opening.set_threads(threads)
     for size in sizes:
         opening.check_tree(size, branch_k)
-    names = _covered(choose_tasks(tasks), prompts)
+    asked = asking.choose_prompts(prompts, tasks)
     bind = prepare(drafter, opening.head_name(target, head, drafter))
     arms = _arms(bind, tree or ["best_first"], sizes, branch_k)
     numbers = _numbers(sizes, is_needed=fixed_shape or matrix)
@@ -140,8 +139,7 @@ def audit(
             bind,
             drafter=drafter,
             baselines=baseline or (),
-            tasks=names,
-            prompts=prompts,
+            asked=asked,
             budget=numbers[0],
             branch_k=branch_k,
             max_new_tokens=max_new_tokens,
@@ -151,13 +149,10 @@ def audit(
         )
         raise typer.Exit(0 if is_sound else 1)
     opened = with_runner(open_in(dtype=dtype), runner)
-    reports = run(
-        opened, arms, held_out(opened, names, prompts), max_new_tokens=max_new_tokens, compare_hf=hf, params=params
-    )
-    report = _follow(reports, prompts, show=not json)
-    _tell(
-        report, json=json, dtype=dtype, attention=attention, target=target, passes=opened.passes.name, prompts=prompts
-    )
+    cases, passes = asking.encoded(opened, asked), opened.passes.name
+    reports = run(opened, arms, cases, max_new_tokens=max_new_tokens, compare_hf=hf, params=params)
+    report = _follow(reports, len(asked), show=not json)
+    _tell(report, json=json, dtype=dtype, attention=attention, target=target, passes=passes, prompts=len(asked))
     if report.bugs or (fixed_shape and report.divergences):
         raise typer.Exit(1)
 
@@ -184,14 +179,6 @@ def _tell(report: AuditReport, *, json: bool, prompts: int, **settings: Any) -> 
         terminal.write_json({**report.as_dict(), **settings, "manifest": manifest(**settings, prompts=prompts)})
     else:
         _show(Console(highlight=False), report)
-
-
-def _covered(names: list[str], prompts: int) -> list[str]:
-    """The tasks, which take turns; what so few prompts leave out is said."""
-    if prompts < len(names):
-        covered, left = ", ".join(names[:prompts]), ", ".join(names[prompts:])
-        warnings.warn(f"--prompts {prompts} covers {covered} only, not {left}", OneglanceWarning, stacklevel=3)
-    return names
 
 
 def _numbers(sizes: list[AnyBudget], *, is_needed: bool) -> list[int]:
@@ -232,13 +219,15 @@ def _follow(reports: Iterator[AuditReport], total: int, *, show: bool) -> AuditR
 
 
 def _show(console: Console, report: AuditReport) -> None:
-    table = Table("", "identical", title="against the independent plain loop", title_justify="left")
-    rows: dict[str, Any] = {**report.per_task, **report.per_arm, "all": report.overall}
-    for name, tally in rows.items():
-        table.add_row(name, f"{tally.identical}/{tally.total}")
-    if report.hf.total:
-        table.add_row("transformers' generate", f"{report.hf.identical}/{report.hf.total}")
+    table = Table("outputs of", "", "identical", title="against the independent plain loop", title_justify="left")
+    for kind, tallies in (("task", report.per_task), ("tree/budget", report.per_arm), ("all", {"": report.overall})):
+        for name, tally in tallies.items():
+            table.add_row(kind, name, f"{tally.identical}/{tally.total}")
+        table.add_section()
     console.print(table)
+    if report.hf.total:
+        same = f"{report.hf.identical}/{report.hf.total}"
+        console.print(f"transformers' generate against the same loop: {same} identical")
     console.print(
         f"{report.num_tokens} tokens compared; largest packed-versus-plain logit difference "
         f"{report.max_logit_perturbation:.2g}, smallest top-2 gap {report.min_gap:.2g}"

@@ -114,26 +114,48 @@ def show(console: Console, result: Mapping[str, Any]) -> None:
         _show_task(console, [row for row in more if row["task"] == task])
     _show_outside(console, rows)
     _show_facts(console, [row for row in (*own, *more) if row["system"] != "plain"])
-    for system, value in result["geomean_speedup"].items():
-        console.print(f"{system}: geometric mean of the speedups {value:.2f}")
+    if len({row["task"] for row in rows}) > 1:
+        for system, value in result["geomean_speedup"].items():
+            console.print(f"{system}: geometric mean of the tasks' speedups {value:.2f}")
     for m in result["margins"]:
-        console.print(
-            f"{m['task']}: {m['ours']} against {m['other']} {m['over_ours']:+.1%} of ours (Table 1)"
-            f"{interval(m['low'], m['high'], '+.1%')}, {m['over_other']:+.1%} of theirs (Table 8), "
-            f"{m['wins']}/{m['n']} wins"
-        )
+        console.print(_margin(m))
     for p in result["projections"]:
         console.print(
             f"{p['task']}: {p['system']} charged with τ {p['tau']:.2f} instead of {p['measured_tau']:.2f}: "
             f"{p['ms_per_token']:.2f} ms/token, speedup {p['speedup']:.2f} ({p['label']})"
         )
-    steady = result["plain_drift"]
-    if steady is not None:
-        halves = ", ".join(f"{task} {value - 1:+.1%}" for task, value in steady["halves"].items())
-        console.print(f"plain arm: tasks within {steady['spread']:.1%} of one another; second half {halves or '–'}")
+    if steady := _steadiness(result):
+        console.print(steady)
     if any(row["n"] < MIN_PROMPTS for row in rows):
         console.print(f"no interval for fewer than {MIN_PROMPTS} prompts: give a larger --limit")
-    console.print("τ: kept tokens a round, bonus included. H: mean next-token entropy of the target, nats.")
+    console.print(
+        "τ: kept tokens a round, bonus included. paper's window: the speedup by a clock that starts after the first "
+        "draft. draft, verify, rest: a round's time; draft has the tree's making, rest commit and host."
+    )
+
+
+def _margin(m: Mapping[str, Any]) -> str:
+    """How far ours is ahead of another system or behind it, in both conventions."""
+    faster, less = ("faster", "less") if m["over_ours"] >= 0 else ("slower", "more")
+    return (
+        f"{m['task']}: {m['ours']} is {abs(m['over_ours']):.1%} {faster} than {m['other']}"
+        f"{interval(m['low'], m['high'], '+.1%')} and takes {abs(m['over_other']):.1%} {less} time a token; it is "
+        f"ahead on {m['wins']} of {m['n']} prompts"
+    )
+
+
+def _steadiness(result: Mapping[str, Any]) -> str:
+    """How steady plain decoding was over tasks and over the run; nothing where neither can be told."""
+    found = result["plain_drift"]
+    if found is None:
+        return ""
+    parts = []
+    if len({row["task"] for row in result["rows"]}) > 1:
+        parts.append(f"its time a token differs by at most {found['spread']:.1%} between tasks")
+    halves = ", ".join(f"{value - 1:+.1%} in {task}" for task, value in found["halves"].items())
+    if halves:
+        parts.append(f"in the second half of the prompts it is {halves} against the first")
+    return f"plain decoding: {'; '.join(parts)}" if parts else ""
 
 
 def _show_outside(console: Console, rows: list[dict[str, Any]]) -> None:
@@ -169,8 +191,10 @@ def _show_task(console: Console, own: list[dict[str, Any]]) -> None:
         return
     first = own[0]
     score = "" if first["score"] is None else f", score {first['score']:.3f}"
-    context = "" if first["prefill_share"] is None else f", prefill {first['prefill_share']:.0%} of plain"
-    title = f"{first['task']}: {first['n']} prompts, {first['tokens']:.0f} tokens{score}, H {first['entropy_nats']:.3f}"
+    share = first["prefill_share"]
+    context = "" if share is None else f", prefill {share:.0%} of plain decoding's whole time"
+    size = f"{first['n']} prompt{'s' if first['n'] > 1 else ''} of {first['tokens']:.0f} new tokens"
+    title = f"{first['task']}: {size}{score}, mean next-token entropy {first['entropy_nats']:.3f} nats"
     if first.get("extra_input"):
         title = f"{first['task']}, given {first['extra_input']} as well"
         context = ""
@@ -180,7 +204,7 @@ def _show_task(console: Console, own: list[dict[str, Any]]) -> None:
         "ms/token",
         "speedup [95 %]",
         "paper's window",
-        "draft+build/verify/rest ms",
+        *("draft ms", "verify ms", "rest ms"),
         "wins",
         "identical",
     )
@@ -193,18 +217,19 @@ def _show_task(console: Console, own: list[dict[str, Any]]) -> None:
             f"{row['ms_per_token']:.2f}",
             f"{row['speedup']:.2f}{interval(row['ci_low'], row['ci_high'], '.2f')}" if has_speedup else "",
             f"{row['paper_window']:.2f}" if has_speedup else "",
-            _stages(row),
+            *_stages(row),
             f"{row['wins']}/{row['n']}" if has_speedup else "",
             f"{row['identical']}/{row['n'] * row['replicates']}",
         )
     console.print(table)
 
 
-def _stages(row: Mapping[str, Any]) -> str:
+def _stages(row: Mapping[str, Any]) -> list[str]:
+    """Draft, verify and the rest of a round."""
     if row["verify_ms"] is None:
-        return ""
+        return ["", "", ""]
     draft = row["draft_ms"] + (row["build_ms"] or 0.0)
-    return f"{draft:.1f}/{row['verify_ms']:.1f}/{row['commit_ms'] + row['host_ms']:.1f}"
+    return [f"{value:.1f}" for value in (draft, row["verify_ms"], row["commit_ms"] + row["host_ms"])]
 
 
 def interval(low: float | None, high: float | None, form: str) -> str:

@@ -9,15 +9,15 @@ from typing import Annotated
 import typer
 
 from oneglance.commands import opening, options, terminal
-from oneglance.commands.asking import choose_tasks, held_out
+from oneglance.commands.asking import choose_prompts, encoded
 from oneglance.core import InputError
 
 Out = Annotated[Path, typer.Option(metavar="FILE", rich_help_panel=options.OUTPUT, help="Where δ is kept.")]
 
 
 def calibrate_gate(
-    prompts: options.NumPrompts = 30,
-    tasks: options.SuiteTasks = "all",
+    prompts: options.AnyPrompts = "30",
+    tasks: options.Tasks = None,
     out: Out = Path("gate.json"),
     target: options.Target = options.BUILTIN,
     head: options.Head = None,
@@ -47,7 +47,7 @@ def calibrate_gate(
 
     if max_new_tokens < 2:
         raise InputError(f"a calibration needs at least two new tokens, got --max-new-tokens {max_new_tokens}")
-    names = choose_tasks(tasks)
+    asked = choose_prompts(prompts, tasks)
     decoder = opening.open_decoder(
         target,
         head,
@@ -62,8 +62,9 @@ def calibrate_gate(
         threads=threads,
         runner=runner,
     )
-    cases = (case.inputs for case in held_out(decoder.target, names, prompts))
+    cases = (case.inputs for case in encoded(decoder.target, asked))
     *_, result = calibrate(decoder.target, decoder.drafter, cases, max_new_tokens=max_new_tokens)
+    names = list(dict.fromkeys(case.task for case in asked))
     result.provenance = manifest(tree=tree, budget=budget, tasks=names, max_new_tokens=max_new_tokens, runner=runner)
     opening.write_text(out, jsonlib.dumps(result.as_dict(), indent=2) + "\n")
     if json:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from oneglance.core import Generation, SamplingParams
     from oneglance.decoder import Decoder
 
-HELP = "/image PATH adds an image to the next message · /clear starts anew · /quit or Ctrl-D ends"
+HELP = "/image PATH adds an image to the next message · /clear starts anew · /help says this · /quit or Ctrl-D ends"
 
 
 def chat(
@@ -41,9 +41,10 @@ def chat(
 ) -> None:
     """Talk about images, turn by turn.
 
-    A line is a message; "/image PATH" adds an image to the next one, "/clear" starts anew, "/quit" or Ctrl-D ends.
-    Ctrl-C ends an answer and keeps what was decoded. Lines may also be piped in; with --json the conversation and the
-    figures of each answer come out as one object at the end.
+    A line is a message; "/image PATH" adds an image to the next one, "/clear" starts anew, "/help" lists these,
+    "/quit" or Ctrl-D ends. Ctrl-C ends an answer and keeps what was decoded. Lines may also be piped in, where the
+    first bad one ends it all; with --json the conversation and the figures of each answer come out as one object at
+    the end.
     """
     params = sampling(max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
     pictures = read_images(image)
@@ -125,7 +126,9 @@ class Conversation:
         command, _, rest = line.strip().partition(" ")
         if command in ("/quit", "/exit"):
             return False
-        if command == "/clear":
+        if command == "/help":
+            print(HELP, file=sys.stderr)
+        elif command == "/clear":
             self._messages, self._pictures = [], []
         elif command == "/image":
             try:

@@ -12,14 +12,8 @@ from typing import Any
 
 from oneglance.core import InputError
 
-# What drafters make of the options of a decoder; those of other packages are not listed, and take all
-OPTIONS = ("head", "tree", "budget", "branch_k")
-TAKES: Mapping[str, frozenset[str]] = {
-    "none": frozenset(),
-    "ngram": frozenset({"budget"}),
-    "two_model": frozenset({"head", "budget"}),
-    **dict.fromkeys(("eagle2", "eagle3", "vispec"), frozenset({"head", "tree", "budget"})),
-}
+# Options that only some drafters take → what ``drafters.takes`` calls them
+OPTIONS = {"head": "head", "tree": "policy", "budget": "budget", "branch_k": "branch_k"}
 OUTPUTS = ("out", "figures")
 NAME_MAX = 255 - len(".records.run.json.partial")  # of any file system, what is put after it among it
 FOLDER = "FOLDER"  # the metavar of an output that is one
@@ -37,8 +31,6 @@ def check_line(context: Any) -> None:
     params = context.params
     options = {own.name: own for own in context.command.params}
     given = {name for name in params if "COMMANDLINE" in str(context.get_parameter_source(name))}
-    if isinstance(params.get("drafter"), str):
-        check_drafter(params["drafter"], {name: options[name].opts[0] for name in OPTIONS if name in given})
     for name in OUTPUTS:
         value = params.get(name)
         for path in value if isinstance(value, list | tuple) else [value]:
@@ -46,6 +38,8 @@ def check_line(context: Any) -> None:
                 check_output(options[name].opts[0], Path(path), is_folder=options[name].metavar == FOLDER)
     if params.get("figures") is not None:
         check_extra("matplotlib", "figures need matplotlib")
+    if isinstance(params.get("drafter"), str):
+        check_drafter(params["drafter"], {name: options[name].opts[0] for name in OPTIONS if name in given})
 
 
 def check_drafter(drafter: str, given: Mapping[str, str]) -> None:
@@ -58,8 +52,11 @@ def check_drafter(drafter: str, given: Mapping[str, str]) -> None:
     Raises:
         InputError: there is one.
     """
+    from oneglance.drafters import takes
+
     bare = drafter.partition(":")[0]
-    ignored = [written for name, written in given.items() if name not in TAKES.get(bare, OPTIONS)]
+    taken = takes(bare) if given else frozenset()
+    ignored = [written for name, written in given.items() if OPTIONS[name] not in taken]
     if ignored:
         raise InputError(
             f"--drafter {bare} takes no {' and no '.join(ignored)}; leave it out, or choose another drafter"

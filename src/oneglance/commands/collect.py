@@ -124,8 +124,7 @@ def collect(
     _refuse({"--layers": layers}, where=not cache_features, fix="{} is of the features; add --cache-features")
 
     asked, source = choose_prompts(prompts, tasks, split=split, limit=limit, start=start)
-    if max_new_tokens < 2:
-        raise InputError(f"a trace needs at least two answer tokens, got --max-new-tokens {max_new_tokens}")
+    check_answers(max_new_tokens)
     if on_bad_sample not in ("skip", "error"):
         raise InputError(f"--on-bad-sample takes skip or error, got {on_bad_sample!r}")
     if not resume and out.exists() and any(out.iterdir()):
@@ -161,8 +160,24 @@ def collect(
     if cache_features:
         _check_room(out, estimate.feature_bytes)
     last = follow(collection, answerer, show=not json)
+    nothing = collection.why_nothing()
+    if nothing:
+        if json:
+            terminal.write_json({"out": str(out), **_as_dict(last)})
+        print(terminal.visible(nothing), file=sys.stderr)
+        raise typer.Exit(1)
     kept = keep_features(out, answerer.target, layout, show=not json) if cache_features else {}
     _report(json, {"out": str(out), **_as_dict(last), **kept}, summary(out, last))
+
+
+def check_answers(max_new_tokens: int) -> None:
+    """Refuse answers that no block can be cut from.
+
+    Raises:
+        InputError: they are shorter than two tokens.
+    """
+    if max_new_tokens < 2:
+        raise InputError(f"a trace needs at least two answer tokens, got --max-new-tokens {max_new_tokens}")
 
 
 def choose_prompts(
@@ -195,41 +210,50 @@ def choose_prompts(
 
 
 def follow(collection: Collection, answerer: Answerer, *, show: bool) -> Collected:
-    """Collect to the end, with a bar on a terminal."""
+    """Collect to the end, with a bar on a terminal, and a line now and then where there is none."""
+    pulse = terminal.Pulse(len(collection.prompts), "prompts", done=collection.progress.done, show=show)
     with terminal.bar(show=show) as bar:
         task = bar.add_task("collecting", total=len(collection.prompts), completed=collection.progress.done)
         for progress in collection.run(answerer):
             bar.update(task, completed=progress.done, description=f"{progress.num_tokens} tokens")
+            pulse.beat(progress.done)
     return progress
 
 
 def keep_features(out: Path, target: Target, layout: Layout, *, show: bool) -> dict[str, Any]:
     """Write the features of all traces of a folder, the size named first; for JSON."""
+    from oneglance.train.amounts import plural, size
     from oneglance.train.caching import FEATURES, cache_features, feature_bytes
     from oneglance.train.traces import read_traces
 
     rows = read_traces(out).rows
-    size, folder, done = feature_bytes(rows, target, layout), out / FEATURES, 0
+    needed, folder, done = feature_bytes(rows, target, layout), out / FEATURES, 0
     if show:
         layers = ", ".join(map(str, layout.layer_ids))
         print(
-            f"features of {len(rows)} traces, layers {layers}: about {size / 1e9:.2f} GB in {folder}", file=sys.stderr
+            f"features of {plural(len(rows), 'trace')}, layers {layers}: about {size(needed)} in {folder}",
+            file=sys.stderr,
         )
-    _check_room(out, size)
+    _check_room(out, needed)
+    pulse = terminal.Pulse(len(rows), "traces", show=show)
     with terminal.bar(show=show) as bar:
         task = bar.add_task("features", total=len(rows))
         for done in cache_features(out, target, layout):
             bar.update(task, completed=done)
+            pulse.beat(done)
     written = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     return {"features": str(folder), "feature_bytes": written, "features_of": done}
 
 
 def summary(out: Path, last: Collected) -> str:
     """The last line."""
+    from oneglance.train.amounts import plural
+    from oneglance.train.collect import reasons
+
     num_skipped = sum(last.skipped.values())
-    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(last.skipped.items()))
-    skipped = f"; {num_skipped} skipped ({reasons})" if num_skipped else ""
-    return f"{last.done - num_skipped} traces, {last.num_tokens} answer tokens in {out}{skipped}"
+    skipped = f"; {num_skipped} skipped ({reasons(last.skipped)})" if num_skipped else ""
+    found = plural(last.done - num_skipped, "trace")
+    return f"{found}, {plural(last.num_tokens, 'answer token')} in {out}{skipped}"
 
 
 def _from_decoder(target: str, head: str | None, max_new_tokens: int, **machine: Any) -> Answerer:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import statistics
 from dataclasses import dataclass, field
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,7 @@ from oneglance.core import HeadError
 if TYPE_CHECKING:
     from oneglance.commands.environment import Check
     from oneglance.commands.pairs import Comparison, Duel
+    from oneglance.core import Generation
     from oneglance.decoder import Decoder
 
 LOW_TAU = 1.3  # below it a head drafts next to nothing
@@ -29,16 +32,20 @@ PROMPTS = (("Transcribe the document.", PAGE), ("List the chart values.", CHART)
 TEXT_PROMPT = "Write the numbers from one to forty in words, separated by commas."
 HELP = "docs/troubleshooting.md"  # in the repository
 MARKS = {"ok": ("ok", "green"), "note": ("note", "yellow"), "fail": ("FAIL", "bold red")}
+FEW_ANSWERS = 16_000  # the paper's heads saw as many at least
 CAUSES = (
     "The head was made for another target, another fine-tune of it or another quantisation: compare its card with "
     "`oneglance inspect TARGET HEAD`.",
-    "It reads features of other layers, or at another point of a layer, than it was trained on: some code counts "
-    "layers from 1, or takes the state before the DeepStack add.",
+    "It reads features of other layers than it was trained on: some code counts layers from 1.",
     "Its training prompts looked different: another chat template, thinking mode on or off, another system prompt.",
-    "It was trained on text alone and the prompt is an image: it works zero-shot, but accepts less.",
     "It was trained on answers that are not this target's own greedy ones: true answers, another model's, or sampled.",
     "The answers are open or short: where many continuations are right, or one letter is the whole answer, there is "
     "little to accept.",
+)
+IMAGE_CAUSES = (
+    "It reads features at another point of a layer than it was trained on: some code takes the state before the "
+    "DeepStack add, which differs at an image's rows.",
+    "It was trained on text alone and the prompt is an image: it works zero-shot, but accepts less.",
 )
 
 
@@ -142,10 +149,28 @@ def run_trial(decoder: Decoder, prompt: str, image: str | None) -> Trial:
     return Trial(prompt, duel, duel.compare(PAIRS, seconds=SECONDS))
 
 
+def kept(trials: list[Trial]) -> list[int]:
+    """Kept tokens of every round."""
+    return kept_of([trial.comparison.drafted for trial in trials])
+
+
+def kept_of(answers: list[Generation]) -> list[int]:
+    """Kept tokens of every round of these answers."""
+    return [len(done.token_ids) for answer in answers for done in answer.rounds]
+
+
 def mean_tau(trials: list[Trial]) -> float:
     """Kept tokens a round, over all rounds; 1 where there was none."""
-    rounds = [done for trial in trials for done in trial.comparison.drafted.rounds]
-    return sum(len(done.token_ids) for done in rounds) / len(rounds) if rounds else 1.0
+    return statistics.fmean(kept(trials) or [1])
+
+
+def is_more(one: list[int], other: list[int]) -> bool:
+    """Whether rounds keep clearly more than others: by a fifth, and by twice the standard error of the difference."""
+    if min(len(one), len(other)) < 2:
+        return False
+    noise = math.sqrt(sum(statistics.variance(rounds) / len(rounds) for rounds in (one, other)))
+    ahead, behind = statistics.fmean(one), statistics.fmean(other)
+    return ahead > max(1.2 * behind, behind + 2 * noise)
 
 
 def mean_speedup(trials: list[Trial]) -> float | None:
@@ -196,38 +221,48 @@ def likely_causes(decoder: Decoder, trials: list[Trial], head: str) -> list[str]
     """Why a head drafts next to nothing: what can be measured first, then what cannot."""
     from oneglance.commands.inspect import compatibility
     from oneglance.drafters.checkpoint import load_checkpoint
+    from oneglance.train.card import Training
 
     checkpoint = load_checkpoint(head)
     measured = [f"{note[0].upper()}{note[1:]}." for note in compatibility(checkpoint, decoder.target)["notes"]]
     for shift in (-1, 1):
-        tau = shifted_tau(decoder, trials[0], head, shift)
-        if tau is not None and tau > max(LOW_TAU, 1.2 * mean_tau(trials)):
+        rounds = shifted(decoder, trials[0], head, shift)
+        if rounds and statistics.fmean(rounds) > LOW_TAU and is_more(rounds, kept(trials[:1])):
             layers = [i + shift for i in checkpoint.config.target_layer_ids]
             measured.append(
-                f"Its kept layers are off by one: with {layers} τ is {tau:.2f}; correct its target_layer_ids."
+                f"Its kept layers are off by one: with {layers} τ is {statistics.fmean(rounds):.2f}, and "
+                f"{mean_tau(trials[:1]):.2f} as it is; correct its target_layer_ids."
             )
-    by_kind = {trial.duel.inputs.num_images > 0: mean_tau([trial]) for trial in trials}
-    if by_kind.get(False, 0.0) > LOW_TAU > by_kind.get(True, LOW_TAU):
+    pages, texts = (
+        [trial for trial in trials if (trial.duel.inputs.num_images > 0) is has_page] for has_page in (True, False)
+    )
+    if mean_tau(texts) > LOW_TAU > mean_tau(pages) and is_more(kept(texts), kept(pages)):
         measured.append(
-            f"It drafts for text (τ {by_kind[False]:.2f}) and not for images: it was trained on text alone."
+            f"It drafts better for text (τ {mean_tau(texts):.2f}) than for images (τ {mean_tau(pages):.2f}), each on "
+            "one prompt: it may have been trained on text alone."
         )
-    return [*measured, *CAUSES]
+    said = Training.of(checkpoint.card)
+    if said.samples is not None and said.samples < FEW_ANSWERS:
+        measured.append(f"It was trained little: {said.amount}, where the paper's heads saw {FEW_ANSWERS:,} and more.")
+    return [*measured, *CAUSES, *(IMAGE_CAUSES if decoder.target.takes_images else ())]
 
 
-def shifted_tau(decoder: Decoder, trial: Trial, head: str, shift: int) -> float | None:
-    """τ with all kept layers moved by ``shift``; None where the target has no such layers."""
+def shifted(decoder: Decoder, trial: Trial, head: str, shift: int) -> list[int] | None:
+    """Kept tokens a round with all kept layers moved by ``shift``; None where the target has no such layers."""
     from oneglance.decoder import Decoder
     from oneglance.drafters.block import BlockDrafter
-    from oneglance.drafters.checkpoint import load_checkpoint
+    from oneglance.drafters.checkpoint import load_checkpoint, read_config
+    from oneglance.drafters.rescorer import find_rescorer
 
-    checkpoint = load_checkpoint(head)
+    checkpoint, rescorer = load_checkpoint(head), find_rescorer("auto", read_config(head)[0])
     layers = tuple(i + shift for i in checkpoint.config.target_layer_ids)
     config = checkpoint.config.model_copy(update={"target_layer_ids": layers})
     try:
-        drafter = BlockDrafter.bind(dataclasses.replace(checkpoint, config=config), decoder.target)
+        moved = dataclasses.replace(checkpoint, config=config)
+        drafter = BlockDrafter.bind(moved, decoder.target, rescorer=rescorer)
     except HeadError:
         return None
-    return Decoder(decoder.target, drafter).stream_inputs(trial.duel.inputs, trial.duel.params).exhaust().tau
+    return kept_of([Decoder(decoder.target, drafter).stream_inputs(trial.duel.inputs, trial.duel.params).exhaust()])
 
 
 # Output -------------------------------------------------------------------------------------------------------------

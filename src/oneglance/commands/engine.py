@@ -11,8 +11,9 @@ import typer
 
 from oneglance.commands import options, terminal
 from oneglance.core import InputError
+from oneglance.engines import ENGINES
 
-Engine = Annotated[str, typer.Argument(metavar="ENGINE", help="vllm or sglang.")]
+Engine = Annotated[str, typer.Argument(metavar="ENGINE", help=f"{options.listed(ENGINES)}.")]
 Extra = Annotated[
     list[str] | None,
     typer.Argument(metavar="-- FLAGS", help="The engine's own flags, after --: -- --max-model-len 4096 --port 8001."),
@@ -56,7 +57,7 @@ def engine(
     it is; 'oneglance export' writes a copy in another precision.
     """
     from oneglance.drafters import checkpoint
-    from oneglance.engines import ENGINES, INSTALL, Launch, command, depth_of, installed
+    from oneglance.engines import INSTALL, Launch, command, depth_of, installed
     from oneglance.targets import resolve
 
     if engine not in ENGINES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -64,41 +65,60 @@ def fit_head(
     from oneglance.train.prompts import read_questions
     from oneglance.train.trainer import HeadTrainer
 
+    collect.check_answers(max_new_tokens)
     changes = [f"target_dtype={dtype}", *([f"init={init}"] if init else []), *(overrides or [])]
-    questions = read_questions(prompts)
     plan = fit.make_plan(
         images,
         out,
         target=target,
-        questions=questions,
+        questions=read_questions(prompts),
         heldout_share=heldout_share,
         limit=limit,
+        max_new_tokens=max_new_tokens,
         overrides=changes,
     )
+    done = None if dry_run else fit.kept_result(plan)
+    if done:
+        _report(json, done, f"already finished: {_line(done)}")
+        return
     if state.is_main_process:
         for folder in fit.folders(out).values():
             check_free(folder)
+    fit.check_begun(plan)
+    console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, quiet=json)
+    console.print(terminal.visible(plan.line()))
     opened = open_target(target, dtype=dtype, device=device or str(state.device))
     fit.check_target(opened)
     answerer = LocalAnswerer(Decoder(opened, NoDrafter()), max_new_tokens=max_new_tokens)
-    console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, quiet=json)
-    cost = fit.measure(plan, answerer)
-    console.print(f"{len(plan.train)} prompts to learn from, {len(plan.heldout)} to judge by; {cost.line()}")
-    if cost.memory.advice():
-        warnings.warn(str(cost.memory.advice()), OneglanceWarning, stacklevel=2)
-    if dry_run:
-        _report(json, {"estimate": fit.as_dict(cost)}, "nothing was trained")
-        return
-    for part in ("train", "heldout"):
-        collect.follow(fit.collection(plan, part, answerer), answerer, show=not json)
-    trainer = HeadTrainer(plan.recipe, opened, fit.folders(out)["run"])
-    introduce(trainer, console)
-    follow(trainer, console, resume=True)
+    with terminal.told("stopped before training; the same command goes on"):
+        cost = fit.measure(plan, answerer)
+        console.print(cost.line())
+        if cost.memory.advice():
+            warnings.warn(str(cost.memory.advice()), OneglanceWarning, stacklevel=2)
+        if dry_run:
+            _report(json, {"estimate": fit.as_dict(cost)}, "nothing was trained")
+            return
+        for folder in plan.parts:
+            part = fit.collection(plan, folder, answerer)
+            collect.follow(part, answerer, show=not json)
+            fit.check_some(part)
+    trainer = HeadTrainer(plan.recipe, opened, plan.run)
+    introduce(trainer, console, with_memory=False)
+    follow(trainer, console, resume=True, again="the same command")
     before, after, step = _judge(trainer)
-    result = {"head": str(trainer.out / "head"), "step": step, "estimate": fit.as_dict(cost), **_figures(before, after)}
+    result = {"head": str(plan.run / "head"), "step": step, "estimate": fit.as_dict(cost), **_figures(before, after)}
+    fit.keep_result(plan, result)
     if not json and after:
-        show(Console(file=sys.stderr, highlight=False), after)
-    _report(json, result, f"head of step {step} in {result['head']}: τ {_tau(after)}, before {_tau(before)}")
+        _show(after, plan.questions)
+    _report(json, result, _line(result))
+
+
+def _show(scores: list[TaskScore], questions: Sequence[str]) -> None:
+    """The table, and what its rows are."""
+    console = Console(file=sys.stderr, highlight=False)
+    show(console, scores)
+    for index, question in enumerate(questions, start=1):
+        console.print(terminal.visible(f"question-{index}: {question}"), markup=False)
 
 
 def _judge(trainer: Any) -> tuple[list[TaskScore], list[TaskScore], int]:
@@ -121,11 +141,18 @@ def _figures(before: list[TaskScore], after: list[TaskScore]) -> dict[str, Any]:
     return {"before": as_table(before) or None, "after": as_table(after)}
 
 
-def _tau(scores: list[TaskScore]) -> str:
+def _line(result: dict[str, Any]) -> str:
+    """The last line: what is where, and what it brings."""
+    return (
+        f"head of step {result['step']} in {result['head']}: τ {_tau(result['after'])}, before {_tau(result['before'])}"
+    )
+
+
+def _tau(scores: list[dict[str, Any]] | None) -> str:
     if not scores:
         return "none (plain decoding, 1.00)"
-    last = scores[-1]
-    return "–" if last.tau is None else f"{last.tau:.2f}"
+    tau = scores[-1]["tau"]
+    return "–" if tau is None else f"{tau:.2f}"
 
 
 def _report(json: bool, value: dict[str, Any], line: str) -> None:

@@ -102,6 +102,7 @@ def generate(
         threads=threads,
         fixed_shape=fixed_shape,
     )
+    opening.note_unasked(target, prompt, pictures)
     params = replace(params, gate=opening.delta(margin, decoder.target))
     stream = decoder.stream_params(prompt, params, images=pictures, system=system, audio=audio)
     is_whole = terminal.follow(stream, None if json else terminal.StreamPrinter(sys.stdout))

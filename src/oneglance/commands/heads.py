@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 
 from oneglance.commands import opening, options, terminal
 from oneglance.commands.train import SHOWN_OFFSETS, at_offsets
@@ -44,7 +45,9 @@ def select(run: RunFolder, step: Step = None, json: options.Json = False) -> Non
     for c in found:
         table.add_row(f"{c.step}{' ←' if c.step == best.step else ''}", f"{c.score:.3f}", at_offsets(c.top1))
     terminal.console().print(table)
-    print(terminal.visible(f"step {best.step} is now {run / 'head'}"))
+    equal = len(found) > 1 and len({c.score for c in found}) == 1 and step is None
+    why = f"no difference between the {len(found)} checkpoints, so the newest is taken; " if equal else ""
+    print(terminal.visible(f"{why}step {best.step} is now {run / 'head'}"))
 
 
 def eval_head(
@@ -66,14 +69,18 @@ def eval_head(
     from oneglance.drafters.checkpoint import read_config
     from oneglance.targets import open_target
     from oneglance.train.card import subject
+    from oneglance.train.origin import check_ids, check_origin
     from oneglance.train.select import as_table, evaluate_head
     from oneglance.train.traces import read_traces
 
+    opening.head_name(target, head, "block")
     opening.check_tree(budget, None)
     opening.set_threads(threads)
     found = read_traces(traces)
     rows = first_of_each_task(found.rows, limit)
     opened = open_target(target, dtype=dtype, device=device, device_map=device_map)
+    check_origin([traces], opened, fix="give --target {}, or traces of this one")
+    check_ids(rows, opened)
     long_side = found.manifest.get("image_long_side")
     scores = evaluate_head(head, opened, rows, long_side=long_side, budget=budget)
     if json:
@@ -96,7 +103,7 @@ def first_of_each_task(rows: list[Any], limit: int | None) -> list[Any]:
 
 def show(console: Console, scores: list[TaskScore]) -> None:
     """Scores as a table."""
-    table = Table("task", "n", "τ [95 %]", "chain", *(f"top-1 @{k}" for k in SHOWN_OFFSETS))
+    table = Table(Column("task", overflow="fold"), "n", "τ [95 %]", "chain", *(f"top-1 @{k}" for k in SHOWN_OFFSETS))
     for score in scores:
         interval = f" [{score.ci_low:.2f}, {score.ci_high:.2f}]" if score.ci_low is not None else ""
         tau = "–" if score.tau is None else f"{score.tau:.2f}{interval}"
@@ -122,7 +129,10 @@ def heads(target: ForTarget = None, json: options.Json = False) -> None:
     if json:
         terminal.write_json({"heads": [head.model_dump(mode="json") for head in found]})
         return
-    table = Table("target", "head", "kind", "licence", "τ", "note")
-    for head in found:
-        table.add_row(head.target, head.head, head.kind, head.licence, head.tau_text(), head.note)
-    terminal.console().print(table)
+    console = terminal.console()
+    for name in dict.fromkeys(head.target for head in found):
+        console.print(Text(name, "bold"), soft_wrap=True)  # ids stay whole, to copy and to find
+        for head in found:
+            if head.target == name:
+                facts = f"  {head.head} · {head.kind} · licence {head.licence} · τ {head.tau_text()}"
+                console.print(Text("\n    ".join(filter(None, (facts, head.note)))), soft_wrap=True)

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import socket
-import threading
-import urllib.parse
-import urllib.request
 import warnings
 from collections.abc import Mapping
 from importlib import import_module
@@ -17,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from oneglance.commands import options, terminal
 from oneglance.core import HeadError, InputError, OneglanceWarning
 from oneglance.files import parse_json
+from oneglance.hub import answers, fetch_config, has_owner
 
 if TYPE_CHECKING:
     from oneglance.drafters.checkpoint import Checkpoint
@@ -49,8 +44,9 @@ HEADS = {
 def inspect(names: Names, json: options.Json = False) -> None:
     """Show a target or a draft head, and whether two fit.
 
-    Of a target only the config and the processor are read, of a head everything, as before decoding. Exits with 1 if
-    the two cannot work together.
+    Of a target the config and the processor are read, and beside a head a row of each of its weights, where they are
+    here: the rows tell one fine-tune from another. Of a head everything is read. Exits with 1 if the two cannot work
+    together.
     """
     found = choose(names)
     head = target = fit = None
@@ -61,7 +57,7 @@ def inspect(names: Names, json: options.Json = False) -> None:
     if "target" in found:
         from oneglance.targets.outline import outline_target
 
-        target = outline_target(found["target"])
+        target = outline_target(found["target"], with_rows="head" in found)
     if head and target:
         fit = compatibility(head, target, drafter)
     report = {
@@ -134,17 +130,20 @@ def published_tensors(name: str, folder: Path) -> frozenset[str]:
     from huggingface_hub import constants, get_safetensors_metadata
     from huggingface_hub.errors import HfHubHTTPError, NotASafetensorsRepoError, OfflineModeIsEnabled
 
-    pickles = "its weights are pickles, which are never loaded; convert them to model.safetensors"
+    pickles = InputError(
+        f"{name} has one layer, as a draft head has, and its weights are pickles, which are never loaded; "
+        "convert them to model.safetensors"
+    )
     if any(folder.glob("*.bin")):
-        raise InputError(f"{name} has one layer, as a draft head has, and {pickles}")
+        raise pickles
     if os.path.isdir(os.path.expanduser(name)):
         return frozenset()
     try:
-        if not constants.HF_HUB_OFFLINE and not is_reachable(constants.ENDPOINT):
+        if not constants.HF_HUB_OFFLINE and not answers():
             raise OfflineModeIsEnabled(f"{constants.ENDPOINT} does not answer")
         return frozenset(get_safetensors_metadata(name).weight_map)
     except NotASafetensorsRepoError as error:
-        raise InputError(f"{name} has one layer, as a draft head has, and {pickles}") from error
+        raise pickles from error
     except (HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise InputError(
@@ -172,10 +171,10 @@ def config_of(name: str) -> Path:
             raise InputError(f"{name} has no config.json{alone}; give the folder of a target or of a draft head")
     elif path.exists():
         raise InputError(f"{name} is a file; give the folder that holds config.json")
-    elif name.count("/") != 1 or name.startswith((".", "/", "~")):
+    elif not has_owner(name):
         raise InputError(f"there is no {name}; give a folder, a hub id (owner/name) or {options.BUILTIN}")
     else:
-        path = download_config(name)
+        path = fetch_config(name, "target or head")
     return path
 
 
@@ -199,43 +198,6 @@ def is_rescorer(folder: Path) -> bool:
     from oneglance.drafters.rescorer import CONFIG
 
     return (folder / CONFIG).is_file()
-
-
-def download_config(name: str) -> Path:
-    """``config.json`` of a hub id, from the cache where it is there.
-
-    Raises:
-        InputError: it cannot be had.
-    """
-    from huggingface_hub import constants, hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        with contextlib.suppress(LocalEntryNotFoundError):
-            return Path(hf_hub_download(name, "config.json", local_files_only=True))
-        if not constants.HF_HUB_OFFLINE and not is_reachable(constants.ENDPOINT):
-            raise LocalEntryNotFoundError(f"{constants.ENDPOINT} does not answer")
-        return Path(hf_hub_download(name, "config.json"))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise InputError(f"{name} is no folder here and cannot be downloaded ({reason}); check the name") from error
-
-
-def is_reachable(address: str, *, within_s: float = 2.0) -> bool:
-    """Whether a server takes connections; taken for granted behind a proxy. Else a download would retry for long."""
-    if urllib.request.getproxies():
-        return True
-    parts, answered = urllib.parse.urlsplit(address), threading.Event()
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-
-    def connect() -> None:
-        with contextlib.suppress(OSError), socket.create_connection((parts.hostname or "", port), timeout=within_s):
-            answered.set()
-
-    trial = threading.Thread(target=connect, daemon=True)  # looking a name up knows no timeout
-    trial.start()
-    trial.join(within_s)
-    return answered.is_set()
 
 
 def target_facts(target: Target) -> Facts:
@@ -308,6 +270,22 @@ def head_facts(head: Checkpoint[Any, Any], drafter: str) -> Facts:
     }
 
 
+def training_facts(card: Mapping[str, Any]) -> Facts:
+    """What a head's card says of its training, in short."""
+    from oneglance.train.card import Training
+
+    said = Training.of(card)
+    facts = {
+        "made_for": card.get("target"),
+        "training": said.amount,
+        "recipe": said.recipe,
+        "objective": said.objective,
+        "started_from": said.init or (said.steps and "scratch"),
+        "held-out top-1, offset 1": said.heldout_top1 and f"{said.heldout_top1:.3f}",
+    }
+    return {**{key: value for key, value in facts.items() if value}, "its whole card": "in --json"}
+
+
 def rescorer_facts(head: Checkpoint[Any, Any]) -> str:
     """The rescorer beside a head, in words."""
     from oneglance.drafters.checkpoint import read_config as folder_of
@@ -330,7 +308,13 @@ def compatibility(head: Checkpoint[Any, Any], target: Target, drafter: str = "bl
             named(HEADS[drafter][1])(fitted(head, target), target)
         except HeadError as error:
             return {"fits": False, "reason": str(error), "notes": []}
-    return {"fits": True, "reason": None, "notes": [str(warning.message) for warning in caught]}
+    notes = [str(warning.message) for warning in caught]
+    found = target.fingerprint()
+    if head.card.get("target_weights_sha256") and not (found["target_weights_sha256"] or found["quantisation"]):
+        notes.append(
+            "whether it was trained with another fine-tune was not compared: the target's weights are not here"
+        )
+    return {"fits": True, "reason": None, "notes": notes}
 
 
 # Text ---------------------------------------------------------------------------------------------------------------
@@ -351,21 +335,20 @@ def show(console: Console, report: Mapping[str, Any]) -> None:
     for kind in ("target", "head"):
         if report[kind]:
             facts = {key: value for key, value in report[kind].items() if value not in (None, {}, [])}
-            if facts.pop("card", None):
-                facts["training"] = "its card is in --json"
+            if card := facts.pop("card", None):
+                facts |= training_facts(card)
             console.print()
-            console.print(section(kind, facts))
+            console.print(section(kind, facts), soft_wrap=True)
 
 
-def section(title: str, facts: Facts) -> Table:
-    """Facts as two columns."""
-    grid = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None, pad_edge=False)
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
+def section(title: str, facts: Facts) -> Text:
+    """Facts a line each, which only the terminal wraps: hashes stay whole, to copy and to find."""
+    width = max(map(len, facts))
+    lines = [Text(title, "bold")]
     for key, value in facts.items():
-        grid.add_row(Text(terminal.visible(key.replace("_", " "))), Text(terminal.visible(readable(value))))
-    grid.add_row("", "")
-    return grid
+        name = Text(terminal.visible(key.replace("_", " ")).ljust(width + 2), "dim")
+        lines.append(name + Text(terminal.visible(readable(value)), "not dim"))
+    return Text("\n").join(lines)
 
 
 def readable(value: object) -> str:

@@ -59,6 +59,7 @@ def train_matched(
     from oneglance.bench.manifest import manifest
     from oneglance.targets import open_target
     from oneglance.train.matched import arms, by_turns, matched_recipe, probe, probe_sizes, scores
+    from oneglance.train.origin import check_origin
     from oneglance.train.recipe import load_recipe
     from oneglance.train.traces import read_traces
     from oneglance.train.trainer import HeadTrainer
@@ -83,6 +84,7 @@ def train_matched(
     chosen = {name: probe_sizes(asked, len(rows)) for name, rows in corpora.items()}
     opening.set_threads(threads)
     target = open_target(plan.target, dtype=plan.target_dtype, device=device or str(state.device))
+    check_origin([second] if second else [], target, fix="give --second this target's own answers")
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, quiet=json)
     # both are made before one is trained: what is wrong with the second is said at once
     trainers = {name: HeadTrainer(own, target, folder / name) for name, own in recipes.items()}

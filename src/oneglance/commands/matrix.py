@@ -11,11 +11,12 @@ from typing import Any
 from rich.console import Console
 
 from oneglance.audit import BindDrafter
+from oneglance.bench.cases import Case as Asked
 from oneglance.bench.manifest import manifest
 from oneglance.commands import opening, terminal
-from oneglance.commands.asking import held_out
+from oneglance.commands.asking import encoded
 from oneglance.core import InputError
-from oneglance.drafters import installed, prepare
+from oneglance.drafters import installed, prepare, takes
 from oneglance.files import spliced
 from oneglance.matrix.page import PLACE, as_dict, html, markdown
 from oneglance.matrix.record import Matrix, merged, record
@@ -32,8 +33,7 @@ def run_matrix(
     *,
     drafter: str,
     baselines: Sequence[str],
-    tasks: Sequence[str],
-    prompts: int,
+    asked: Sequence[Asked],
     budget: int,
     branch_k: int | None,
     max_new_tokens: int,
@@ -45,10 +45,10 @@ def run_matrix(
 
     Args:
         open_in: dtype → target.
-        bind: makes the drafter that was named, whose chain and tree are arms.
+        bind: makes the drafter that was named, whose tree and, where it has tree policies, chain are arms.
         drafter: its name.
         baselines: ``NAME=CHECKPOINT`` of other drafters; those that need no checkpoint run anyway.
-        tasks, prompts: what is decoded.
+        asked: what is decoded.
         budget, branch_k: of the tree; the chain has the same budget.
         max_new_tokens: cap.
         gate: δ, its file, or 0 to measure it anew in each precision.
@@ -62,13 +62,14 @@ def run_matrix(
         own = {
             f"{name}/{budget}": partial(bind, policy=policy(kind), **options)
             for name, kind in (("chain", "chain"), ("tree", "best_first"))
+            if kind == "best_first" or "policy" in takes(drafter)
         }
     others, skipped = prepare_others(baselines, besides=(drafter, "none"))
     console = Console(stderr=True)
     found: list[Matrix] = []
     for dtype in DTYPES:
         target = open_in(dtype)
-        cases = list(held_out(target, list(tasks), prompts))
+        cases = list(encoded(target, asked))
         drafters = {**own}
         for name, make in others.items():
             try:
@@ -83,13 +84,13 @@ def run_matrix(
         matrix = Matrix()
         for matrix in runs:
             if not json:
-                console.print(f"{dtype}: {matrix.comparisons[0].total}/{prompts} prompts", end="\r")
+                console.print(f"{dtype}: {matrix.comparisons[0].total}/{len(asked)} prompts", end="\r")
         found.append(matrix)
     whole = merged(found, target, cases)
     whole.skipped = skipped
     facts = manifest(
-        tasks=list(tasks),
-        prompts=prompts,
+        tasks=list(dict.fromkeys(case.task for case in asked)),
+        prompts=len(asked),
         budget=budget,
         max_new_tokens=max_new_tokens,
         device=target.device.type,

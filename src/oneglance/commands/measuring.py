@@ -64,11 +64,13 @@ class Setup:
         """
         if self.max_new_tokens < 2:
             raise InputError(f"a benchmark needs at least two new tokens, got --max-new-tokens {self.max_new_tokens}")
+        from oneglance.drafters.settings import check_home
         from oneglance.runner import check_name
-        from oneglance.targets import locate
+        from oneglance.targets import find
 
         check_name(self.runner)
-        locate(self.target)
+        check_home(self.target, self.head, opening.as_option)
+        find(self.target)
         opening.check_tree(self.budget, None)
         for out in outs:
             check_free(out and partial(out))

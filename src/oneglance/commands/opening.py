@@ -30,7 +30,7 @@ def check_tree(budget: AnyBudget, branch_k: int | None) -> None:
     """
     from oneglance.drafters.settings import check_budget
 
-    check_budget(1 if budget == "auto" else budget, branch_k, written=lambda name: f"--{name.replace('_', '-')}")
+    check_budget(1 if budget == "auto" else budget, branch_k, written=as_option)
 
 
 def budget_of(value: str) -> AnyBudget:
@@ -86,6 +86,14 @@ def note_foreign(target: str, images: Sequence[Image.Image] | None = None) -> No
             f"{target} reads only drawn pages like those of the built-in suite; for others give --target and --head "
             "(oneglance heads lists some)"
         )
+        warnings.warn(message, OneglanceWarning, stacklevel=2)
+
+
+def note_unasked(target: str, prompt: str, images: Sequence[Image.Image]) -> None:
+    """Say that the built-in model has nothing to answer where there is no page, or no question about it."""
+    missing = "a prompt" if images else "--image"
+    if target == options.BUILTIN and not (prompt and images):
+        message = f"{target} answers questions about a drawn page; without {missing} its answer means nothing"
         warnings.warn(message, OneglanceWarning, stacklevel=2)
 
 
@@ -206,16 +214,24 @@ def refuse_path(prompt: str) -> None:
         raise InputError(f"the prompt {prompt!r} is the path of a page; give it after --image, and a prompt besides")
 
 
+def as_option(name: str, value: str = "") -> str:
+    """How an argument is written on a command line."""
+    return f"--{name.replace('_', '-')} {value}".rstrip()
+
+
 def head_name(target: str, head: str | None, drafter: str) -> str | None:
     """The head to load: the one given, or the built-in target's own block head.
 
     Raises:
         InputError: there is no such target, or it is another one and has no head.
     """
-    from oneglance.drafters.settings import head_of
+    from oneglance.drafters.settings import head_for
+    from oneglance.targets import find, locate
 
-    advice = "give --head, or --drafter none for plain decoding; oneglance heads lists heads, fit-head makes one"
-    return head_of(target, head, drafter, advice=advice)
+    locate(target)
+    found = head_for(target, head, drafter, as_option)
+    find(target)
+    return found
 
 
 def set_threads(threads: int | None) -> None:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from oneglance.core import DEFAULT_BUDGET
+from oneglance.drafters import installed
+from oneglance.runner import RUNNERS
+from oneglance.tree import POLICIES
+
+
+def listed(names: Iterable[str], last: str = "or") -> str:
+    """Names of a registry as a help says them: ``a, b or c``."""
+    *others, final = names
+    return f"{', '.join(others)} {last} {final}" if others else final
+
 
 BUILTIN = "builtin:reader"
 BUDGET = DEFAULT_BUDGET
@@ -33,10 +44,10 @@ Drafter = Annotated[
     typer.Option(
         metavar="NAME",
         rich_help_panel=MODEL,
-        help="block, none, ngram, two_model, eagle2, eagle3, vispec or medusa; settings may follow: ngram:max_ngram=4.",
+        help=f"{listed(installed())}; settings may follow: ngram:max_ngram=4.",
     ),
 ]
-Tree = Annotated[str, typer.Option(metavar="NAME", rich_help_panel=DECODING, help="best_first, chain or fixed.")]
+Tree = Annotated[str, typer.Option(metavar="NAME", rich_help_panel=DECODING, help=f"{listed(POLICIES)}.")]
 Budget = Annotated[
     int, typer.Option(metavar="N", rich_help_panel=DECODING, help="Nodes of the candidate tree, root excluded.")
 ]
@@ -140,7 +151,7 @@ Runner = Annotated[
     typer.Option(
         metavar="NAME",
         rich_help_panel=MACHINE,
-        help="How packed passes run: eager, compile, graphs, or auto (eager).",
+        help=f"How packed passes run: {listed([*RUNNERS, 'auto (eager)'])}.",
     ),
 ]
 PrefixCache = Annotated[
@@ -172,11 +183,16 @@ Audio = Annotated[
         "--audio", metavar="FILE", help="A WAV file for a speech target; PROMPT is then what was said before."
     ),
 ]
-# --prompts counts prompts of the built-in suite where a command only measures, and names a file of them where it takes
-# other people's: a number is no such file, and a file no number, so that neither is ever taken for the other
-NumPrompts = Annotated[
-    int,
-    typer.Option("--prompts", metavar="N", min=1, help="Held-out prompts, spread evenly over the tasks."),
+# --prompts names a file of prompts; where a command proves something it may count held-out ones of the suite instead. A
+# number is no such file, and a file no number, so that neither is ever taken for the other
+AnyPrompts = Annotated[
+    str,
+    typer.Option(
+        "--prompts",
+        metavar="N|FILE",
+        rich_help_panel=DATA,
+        help="So many held-out prompts, the tasks in turn, or your own: JSONL as 'bench --prompts' takes it.",
+    ),
 ]
 Prompts = Annotated[
     Path | None,
@@ -186,11 +202,12 @@ Prompts = Annotated[
         help='JSONL: {"prompt", "image" or "images", "audio", "id", "task", "system"} a line; only prompt is required.',
     ),
 ]
-_TASKS = typer.Option(
-    "--tasks", metavar="NAMES", rich_help_panel=DATA, help="Tasks of the built-in suite, comma-separated, or all."
-)
-Tasks = Annotated[str | None, _TASKS]
-SuiteTasks = Annotated[str, _TASKS]  # of a command that takes nothing but the suite
+Tasks = Annotated[
+    str | None,
+    typer.Option(
+        "--tasks", metavar="NAMES", rich_help_panel=DATA, help="Tasks of the built-in suite, comma-separated, or all."
+    ),
+]
 LongSide = Annotated[
     int,
     typer.Option(metavar="PX", min=0, rich_help_panel=DATA, help="Scale images down to this long side; 0 leaves them."),

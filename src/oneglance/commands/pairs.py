@@ -37,7 +37,7 @@ class Spread:
         return cls(statistics.median(values), min(values), max(values), len(values))
 
     def __str__(self) -> str:
-        return f"{self.median:.2f} ({self.low:.2f}–{self.high:.2f})"
+        return f"{self.median:.2f}" + (f" ({self.low:.2f}–{self.high:.2f})" if self.num > 1 else "")
 
     def as_dict(self) -> dict[str, float]:
         return {"median": self.median, "min": self.low, "max": self.high, "n": self.num}
@@ -63,7 +63,7 @@ class Comparison:
         return all(arm.token_ids == self.plain.token_ids for pair in self.pairs for arm in pair)
 
     def ms_per_token(self, arm: int) -> Spread | None:
-        values = [pair[arm].decode_ms_per_token for pair in self.pairs]
+        values = [pair[arm].ms_per_token for pair in self.pairs]
         measured = [value for value in values if value is not None]
         return Spread.of(measured) if measured else None
 
@@ -71,9 +71,9 @@ class Comparison:
     def speedup(self) -> Spread | None:
         """Plain over drafted milliseconds a token, pair by pair; None where an answer has no second token."""
         ratios = [
-            plain.decode_ms_per_token / drafted.decode_ms_per_token
+            plain.ms_per_token / drafted.ms_per_token
             for plain, drafted in self.pairs
-            if plain.decode_ms_per_token and drafted.decode_ms_per_token
+            if plain.ms_per_token and drafted.ms_per_token
         ]
         return Spread.of(ratios) if ratios else None
 
@@ -90,7 +90,7 @@ class Comparison:
 
     def _arm(self, arm: int) -> dict[str, Any]:
         timing = self.ms_per_token(arm)
-        return {**self.pairs[0][arm].as_dict(), "decode_ms_per_token": timing.as_dict() if timing else None}
+        return {**self.pairs[0][arm].as_dict(), "ms_per_token": timing.as_dict() if timing else None}
 
 
 class Duel:

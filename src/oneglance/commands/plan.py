@@ -68,8 +68,8 @@ def plan(
     if kind not in ("block", "none"):
         raise InputError(f"plan knows the drafters block and none, got {kind!r}; use one of these")
     name = opening.head_name(target, head, drafter)
-    config = None if name is None or kind == "none" else HeadConfig.from_checkpoint(read_config(name)[1])
     outline = outline_target(target)
+    config = None if name is None or kind == "none" else HeadConfig.from_checkpoint(read_config(name)[1])
     chosen = parse_dtype(dtype)
     rows = outline.context_length if context is None else context
     if not 1 <= rows <= outline.context_length:

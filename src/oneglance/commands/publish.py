@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,7 +12,9 @@ from oneglance.commands import options, terminal
 
 HeadName = Annotated[str, typer.Argument(metavar="HEAD", help="The head: a folder, a hub id, or builtin:reader.")]
 HeadFolder = Annotated[Path, typer.Argument(metavar="HEAD", help="The folder of the head, such as runs/NAME/head.")]
-Repository = Annotated[str, typer.Argument(metavar="OWNER/NAME", help="The repository on the hub.")]
+Repository = Annotated[
+    str, typer.Argument(metavar="OWNER/NAME", help="The repository on the hub; a bare NAME is among your own.")
+]
 Format = Annotated[
     str, typer.Option(metavar="NAME", help="dflash, specforge, speculators, vllm, sglang or transformers.")
 ]
@@ -30,7 +33,9 @@ Scores = Annotated[
 ]
 Private = Annotated[bool, typer.Option("--private", help="Make the repository private.")]
 Revision = Annotated[str | None, typer.Option(metavar="NAME", help="Branch to upload to.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Write the card and stop: nothing leaves this machine.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Say what would go where, show the card, and stop: nothing is written.")
+]
 
 
 def export(
@@ -69,13 +74,63 @@ def push(
 
     The card says what was measured and nothing else: without --scores it calls τ unknown.
     """
-    from oneglance.train.card import model_card, open_head, read_scores, upload, write_card
+    from oneglance.train.card import (
+        CARD,
+        check_repository,
+        files_of,
+        model_card,
+        open_head,
+        read_scores,
+        upload,
+        write_card,
+    )
 
+    check_repository(repository)
     checkpoint = open_head(head)
     tasks, budget = read_scores(scores, str(head))
-    write_card(head, model_card(checkpoint, licence=licence, tasks=tasks, budget=budget))
-    address = None if dry_run else upload(head, repository, private=private, revision=revision)
+    card = model_card(checkpoint, licence=licence, tasks=tasks, budget=budget)
+    plan = {
+        "repository": repository,
+        "private": private,
+        "revision": revision,
+        "licence": licence,
+        "tau": {row["task"]: row["tau"] for row in tasks} or None,
+        "files": files_of(head, card),
+    }
+    if dry_run:
+        _report(json, {**plan, "card": None, "text": card, "uploaded": None}, f"{_announced(plan)}\n\n{card.rstrip()}")
+        return
+    if not json:
+        print(terminal.visible(_announced(plan)), file=sys.stderr)
+    write_card(head, card)
+    address = upload(head, repository, private=private, revision=revision)
+    _report(
+        json, {**plan, "card": str(head / CARD), "uploaded": address}, f"card in {head / CARD}; uploaded: {address}"
+    )
+
+
+def _announced(plan: dict[str, Any]) -> str:
+    """What goes where, a line a fact."""
+    from oneglance.train.amounts import size
+
+    where = plan["repository"] if "/" in plan["repository"] else f"{plan['repository']}, among your own repositories"
+    kind = "private if it is new" if plan["private"] else "public if it is new"
+    branch = f", branch {plan['revision']}" if plan["revision"] else ""
+    tau = plan["tau"] and ", ".join(
+        f"{task} {'–' if tau is None else f'{tau:.2f}'}" for task, tau in plan["tau"].items()
+    )
+    return "\n".join(
+        [
+            f"repository: {where} ({kind}{branch})",
+            f"files: {', '.join(f'{name} {size(count)}' for name, count in plan['files'].items())}",
+            f"licence: {plan['licence']}",
+            f"τ: {tau or 'unknown; --scores FILE takes what eval-head --json wrote'}",
+        ]
+    )
+
+
+def _report(json: bool, value: dict[str, Any], line: str) -> None:
     if json:
-        terminal.write_json({"card": str(head / "README.md"), "uploaded": address})
+        terminal.write_json(value)
     else:
-        print(terminal.visible(f"card in {head / 'README.md'}" + (f"; uploaded: {address}" if address else "")))
+        print(terminal.visible(line))

@@ -31,7 +31,11 @@ Ask = Annotated[
     typer.Option("--prompt", metavar="TEXT", help="What to ask about each page; a JSONL line's own prompt goes first."),
 ]
 Out = Annotated[
-    Path, typer.Option(metavar="FILE", help="JSONL, a row a page; a file that has rows already is gone on with.")
+    Path,
+    typer.Option(
+        metavar="FILE",
+        help="JSONL, a row a page, its settings in FILE.settings.json; a file that has rows already is gone on with.",
+    ),
 ]
 Dpi = Annotated[int, typer.Option(metavar="N", min=1, help="Dots an inch at which PDF pages are rendered.")]
 
@@ -157,12 +161,15 @@ def described(result: Row | Failure) -> str:
 def report(job: Job) -> None:
     """The totals on stdout; what failed on stderr."""
     total = job.acceptance
-    parts = [f"{job.num_written} rows in {job.out}"]
+    there = f", {job.num_rows} in all" if job.num_rows > job.num_written else ""
+    new = terminal.counted(job.num_written, "new row" if there else "row")
+    parts = [f"{new}{there} in {job.out}"]
     if job.num_skipped:
-        parts.append(f"{job.num_skipped} were there already")
-    parts.append(f"{job.num_tokens} tokens")
+        parts.append(f"{terminal.counted(job.num_skipped, 'page')} done already")
+    parts.append(terminal.counted(job.num_tokens, "token"))
     if total.tau is not None:
-        parts.append(f"{total.num_rounds} rounds · τ {total.tau:.2f} · {total.num_draft_passes} draft passes")
+        passes = terminal.counted(total.num_draft_passes, "draft pass", "draft passes")
+        parts.append(f"{terminal.counted(total.num_rounds, 'round')} · τ {total.tau:.2f} · {passes}")
         parts.append(f"{job.decode_ms / max(job.num_tokens, 1):.2f} ms/token")
     if total.fell_back:
         parts.append(f"drafting ended early in {total.fell_back} of them")
@@ -170,5 +177,4 @@ def report(job: Job) -> None:
     if job.failures:
         print(f"{len(job.failures)} failed:", file=sys.stderr)
     for failure in job.failures:
-        line = " ".join(f"{failure.id}: {failure.reason}".split())
-        print(f"  {terminal.visible(line)}", file=sys.stderr)
+        print(f"  {terminal.visible(failure.line())}", file=sys.stderr)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import re
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -108,6 +110,46 @@ def bar(*, show: bool, console: Console | None = None) -> Progress:
     return Progress(*columns, console=console or Console(stderr=True), disable=quiet, transient=True)
 
 
+class Pulse:
+    """How far a long job is, for logs: a line on stderr now and then where that is no terminal and shows no bar.
+
+    Args:
+        total: of whatever is counted.
+        noun: its plural.
+        done: before this run, so not of its rate.
+        show: say anything at all.
+    """
+
+    EVERY_S = 30.0
+
+    def __init__(self, total: int, noun: str, *, done: int = 0, show: bool) -> None:
+        self._total, self._noun, self._first = total, noun, done
+        self._shows = show and not sys.stderr.isatty()
+        self._began = self._said = time.monotonic()
+
+    def beat(self, done: int) -> None:
+        """Say it, if the last line is old enough."""
+        now = time.monotonic()
+        if not self._shows or now - self._said < self.EVERY_S or not self._first < done < self._total:
+            return
+        from oneglance.train.amounts import duration
+
+        self._said, rate = now, (done - self._first) / (now - self._began)
+        pace = f"{rate:.1f} a second" if rate >= 1 else f"{1 / rate:.1f} s each"
+        left = duration((self._total - done) / rate)
+        print(f"{done} of {self._total} {self._noun}, {pace}, about {left} left", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def told(line: str | Callable[[], str]) -> Iterator[None]:
+    """Say on stderr what an interrupt leaves, and let it go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(visible(f"\n{line if isinstance(line, str) else line()}"), file=sys.stderr)
+        raise
+
+
 class StreamPrinter:
     """Writes steps as they come.
 
@@ -163,17 +205,22 @@ def follow(stream: Stream, printer: StreamPrinter | None) -> bool:
     return is_whole
 
 
+def counted(count: int, noun: str, several: str | None = None) -> str:
+    """``1 round``, ``2 rounds``; ``several`` is a plural that takes more than an s."""
+    return f"{count} {noun if count == 1 else several or noun + 's'}"
+
+
 ENDINGS = {"stop": "complete", "length": "cut at the length limit", "cancelled": "interrupted"}
 
 
 def summary(generation: Generation) -> str:
     """The last line of ``oneglance generate``."""
     parts = [
-        f"{generation.num_tokens} tokens, {ENDINGS[generation.finish_reason]}",
-        f"{len(generation.rounds)} rounds",
+        f"{counted(generation.num_tokens, 'token')}, {ENDINGS[generation.finish_reason]}",
+        counted(len(generation.rounds), "round"),
         f"τ {_figure(generation.tau)}",
-        f"{generation.num_draft_passes} draft passes",
-        f"{_figure(generation.decode_ms_per_token)} ms/token",
+        counted(generation.num_draft_passes, "draft pass", "draft passes"),
+        f"{_figure(generation.ms_per_token)} ms/token",
         f"prefill {generation.prefill_ms:.0f} ms",
     ]
     if any(r.gated for r in generation.rounds):

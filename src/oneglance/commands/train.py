@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from oneglance.train.trainer import HeadTrainer, Progress
 
 SHOWN_OFFSETS = (1, 2, 4, 8, 15)
+FEW_SAMPLES = 50
 Recipe = Annotated[Path, typer.Argument(metavar="RECIPE", help="A YAML file; recipes/ holds the paper's.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="Changes to the recipe.")]
 Out = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Run folder; default runs/ and the recipe's name.")]
@@ -51,11 +52,13 @@ def train(
     opening.set_threads(threads)
     state = process_state(device)
     from oneglance.targets import open_target
-    from oneglance.train.memory import size
+    from oneglance.train.amounts import plural, size
+    from oneglance.train.runlog import check_run
     from oneglance.train.trainer import HeadTrainer
 
     folder = out or Path("runs") / plan.name
     if state.is_main_process:
+        check_run(folder, plan, resume=resume)
         check_free(folder)
     target = open_target(plan.target, dtype=plan.target_dtype, device=device or str(state.device))
     trainer = HeadTrainer(plan, target, folder, trackers=tracker or ())
@@ -63,6 +66,8 @@ def train(
         stderr=True, highlight=False, soft_wrap=True, markup=False, quiet=json or not state.is_main_process
     )
     memory = introduce(trainer, console)
+    if resume and not trainer.checkpoints.steps():
+        console.print(f"{folder} has no checkpoint to resume from: the run starts anew")
     reports = follow(trainer, console, resume=resume)
     if not state.is_main_process:
         return
@@ -72,7 +77,7 @@ def train(
     else:
         rate = f"{result['samples_per_s']:.1f} samples/s, " if result["samples_per_s"] else ""
         taken = f"{rate}{size(result['peak_memory_bytes'])} at the peak"
-        print(terminal.visible(f"head after {trainer.num_steps} steps in {folder / 'head'}; {taken}"))
+        print(terminal.visible(f"head after {plural(trainer.num_steps, 'step')} in {folder / 'head'}; {taken}"))
 
 
 def process_state(device: str | None) -> Any:
@@ -90,17 +95,18 @@ def process_state(device: str | None) -> Any:
     return processes.process_state(cpu=device == "cpu")
 
 
-def introduce(trainer: HeadTrainer, console: Console) -> int:
+def introduce(trainer: HeadTrainer, console: Console, *, with_memory: bool = True) -> int:
     """Say what is about to be trained and what memory it will take; the bytes besides the target."""
+    from oneglance.train.amounts import parameters, plural, size
     from oneglance.train.features import check_disk
     from oneglance.train.memory import training_memory
 
-    config = trainer.config
+    config, num_samples = trainer.config, len(trainer.train_rows)
     console.print(
-        f"{trainer.recipe.kind} of {trainer.num_parameters / 1e6:.1f} M parameters, {config.num_offsets} offsets, kept "
+        f"{trainer.recipe.kind} of {parameters(trainer.num_parameters)}, {plural(config.num_offsets, 'offset')}, kept "
         f"layers {', '.join(map(str, config.target_layer_ids))}; "
-        f"{len(trainer.train_rows)} training and {len(trainer.heldout_rows)} held-out samples, "
-        f"{trainer.num_steps} steps"
+        f"{num_samples} training and {plural(len(trainer.heldout_rows), 'held-out sample')}, "
+        f"{plural(trainer.num_steps, 'step')}"
     )
     console.print(_processes(trainer))
     if trainer.recipe.init:
@@ -113,27 +119,48 @@ def introduce(trainer: HeadTrainer, console: Console) -> int:
         parameters=trainer.num_parameters,
         shards=trainer.num_shards,
     )
-    console.print(memory.line())
+    if with_memory:
+        console.print(memory.line())
     if memory.disk:
-        console.print(f"features on disk: about {memory.disk / 1e9:.2f} GB in {trainer.out / 'features'}")
+        console.print(f"features on disk: about {size(memory.disk)} in {trainer.out / 'features'}")
         check_disk(trainer.out / "features", memory.disk)
-    advice = memory.advice()
-    if advice and trainer.accelerator.is_main_process:
-        warnings.warn(advice, OneglanceWarning, stacklevel=2)
+    few = f"{plural(num_samples, 'training sample')}: a head learns so few by heart; good ones had thousands"
+    for advice in (memory.advice(), few if num_samples < FEW_SAMPLES else None):
+        if advice and trainer.accelerator.is_main_process:
+            warnings.warn(advice, OneglanceWarning, stacklevel=2)
     return memory.needed
 
 
-def follow(trainer: HeadTrainer, console: Console, *, resume: bool) -> list[Progress]:
-    """Train to the end: a line a report, and a bar on a terminal."""
-    reports = []
-    with terminal.bar(show=not console.quiet, console=console) as bar:
+def follow(trainer: HeadTrainer, console: Console, *, resume: bool, again: str = "--resume") -> list[Progress]:
+    """Train to the end: a line a report, and a bar on a terminal.
+
+    Args:
+        trainer: not begun yet.
+        console: for people.
+        resume: go on from the newest checkpoint.
+        again: what goes on with a run that is interrupted.
+    """
+    reports, saved = [], trainer.checkpoints.steps()
+    done = saved[-1] if resume and saved else 0
+    pulse = terminal.Pulse(trainer.num_steps, "steps", done=done, show=not console.quiet)
+    if resume and saved:
+        console.print(f"goes on after step {saved[-1]} of {trainer.num_steps}")
+    with terminal.told(lambda: stopped(trainer, again)), terminal.bar(show=not console.quiet, console=console) as bar:
         task = bar.add_task("training", total=trainer.num_steps)
         for progress in trainer.run(resume=resume):
             reports.append(progress)
             bar.update(task, completed=progress.step, description=f"loss {progress.loss:.3f}")
             for line in lines(progress):
                 console.print(line)
+            pulse.beat(progress.step)
     return reports
+
+
+def stopped(trainer: HeadTrainer, again: str) -> str:
+    """What an interrupted run leaves."""
+    saved = trainer.checkpoints.steps()
+    after = f"stopped after step {trainer.done} of {trainer.num_steps}"
+    return f"{after}; {again} goes on after step {saved[-1]}" if saved else f"{after}; no checkpoint was saved yet"
 
 
 def lines(progress: Progress) -> list[str]:
@@ -193,6 +220,9 @@ def _unscored(trainer: HeadTrainer) -> str:
 
 
 def _anew(names: list[str]) -> str:
+    from oneglance.train.amounts import plural
+
     if not names:
         return "every tensor fits"
-    return f"{len(names)} tensors do not fit and are initialised anew: {', '.join(names)}"
+    verb = "does not fit and is" if len(names) == 1 else "do not fit and are"
+    return f"{plural(len(names), 'tensor')} {verb} initialised anew: {', '.join(names)}"

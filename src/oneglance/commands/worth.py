@@ -12,7 +12,7 @@ from oneglance.commands import measuring, opening, options, terminal
 from oneglance.commands.bench import interval
 
 Questions = Annotated[
-    Path | None, typer.Option("--prompts", metavar="FILE", help="Questions, one a line; they take turns.")
+    Path | None, typer.Option("--prompts", metavar="FILE", help="Questions, one a line; they take turns, one a page.")
 ]
 Limit = Annotated[int, typer.Option(metavar="N", min=2, help="Prompts in all, at most.")]
 
@@ -35,7 +35,8 @@ def worth_it(
 ) -> None:
     """Decode your prompts plainly, with a chain and with a tree, and say which one to use, if any.
 
-    The advice is the faster of the two where its speedup's interval lies above 1, else off. Nothing is trained.
+    One question about each page of the folder, of images and PDFs. The advice is the faster of the two where its
+    speedup's interval lies above 1, else off. Nothing is trained.
     """
     from oneglance.bench.advice import advise
     from oneglance.bench.cases import own_images
@@ -52,7 +53,8 @@ def worth_it(
     settings = setup.describe(cases, limit=limit)
     clock = Bench(setup.open(), bound, opening.sampling(max_new_tokens))
     records = measuring.measure(clock, cases, settings, out=out, show=not json)
-    advice = advise(records)
+    more = "raise --limit" if len(cases) == limit else "add pages to the folder: each is asked one question"
+    advice = advise(records, more)
     result = {
         "manifest": manifest(**settings),
         "advice": advice.choice,

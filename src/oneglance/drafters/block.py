@@ -16,6 +16,7 @@ from oneglance.drafters.head import BlockHead, KeysValues
 from oneglance.drafters.rescorer import Rescorer, RescorerCheckpoint, find_rescorer
 from oneglance.drafters.settings import Settings, check_budget, read_settings
 from oneglance.drafters.static import Candidates, StaticDraft
+from oneglance.drafters.taken import binds
 from oneglance.targets.base import Target
 from oneglance.targets.kv import RoomyLayer
 from oneglance.targets.state import TargetState
@@ -350,6 +351,7 @@ class BlockSettings(Settings):
     rescorer: str = "auto"
 
 
+@binds(BlockDrafter.bind)
 def prepare(head: str | None, **settings: object) -> Callable[..., Drafter]:
     """Registry entry: loads the checkpoint now, binds it to a target later."""
     chosen, name = read_settings(BlockSettings, "block", settings), head or "builtin:reader"

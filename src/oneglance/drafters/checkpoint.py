@@ -21,7 +21,9 @@ from torch import Tensor, nn
 
 from oneglance.core import HeadError, OneglanceWarning
 from oneglance.drafters.head import BlockHead, DraftConfig, HeadConfig
+from oneglance.drafters.layouts import RESCORER, SPOKEN, drafter_of
 from oneglance.files import parse_json, write_atomically
+from oneglance.hub import fetch_folder, has_owner
 
 if TYPE_CHECKING:
     from oneglance.targets.base import Target
@@ -82,13 +84,38 @@ def load_checkpoint(name: str = "builtin:reader") -> HeadCheckpoint:
 
     Raises:
         HeadError: missing, unexpected, NaN or wrong-shape tensors, a pickle, a truncated file, a git-LFS pointer, a
-            quantised head, or a config that this head cannot compute.
+            quantised head, a config that this head cannot compute, or another drafter's head.
     """
     folder, raw = read_config(name)
+    refuse(drafter_of(raw, tensor_names(folder)), name, besides="block")
     config = HeadConfig.from_checkpoint(raw)
     tensors = read_tensors(folder)
     check_tensors(BlockHead, config, tensors)
     return HeadCheckpoint(name, config, raw, tensors)
+
+
+def refuse(kind: str | None, name: str, *, besides: str) -> None:
+    """Refuse a head of another kind than is read; where the kind is not known, its config and tensors judge.
+
+    Raises:
+        HeadError: it is another drafter's; the message names that.
+    """
+    if kind not in (None, besides):
+        system = "tree" if kind == "block" else kind
+        raise HeadError(
+            f"{name} is {SPOKEN[kind]}, not {SPOKEN[besides]}: use it with --drafter {kind}, in bench as "
+            f"{system}@FOLDER"
+        )
+
+
+def refuse_block(raw: dict[str, Any], name: str, *, read: str) -> None:
+    """Refuse a block head where another drafter's head is read.
+
+    Raises:
+        HeadError: it is one.
+    """
+    if drafter_of(raw) == "block":
+        refuse("block", name, besides=read)
 
 
 def read_config(name: str) -> tuple[Path, dict[str, Any]]:
@@ -134,9 +161,15 @@ def check_fit(checkpoint: Checkpoint[Any, Any], target: Target) -> None:
     from oneglance.targets.base import FEATURE_POINT
 
     config = checkpoint.config
-    _must_equal("hidden size", config.hidden_size, target.hidden_size)
-    _must_equal("vocabulary rows", config.vocab_size, target.vocab_size)
-    _must_equal("target layers", config.num_target_layers, target.num_layers)
+    made_for = checkpoint.card.get("target")
+    for what, own, theirs in (
+        ("hidden size", config.hidden_size, target.hidden_size),
+        ("vocabulary rows", config.vocab_size, target.vocab_size),
+        ("target layers", config.num_target_layers, target.num_layers),
+    ):
+        if own != theirs:
+            known = f", or the target that its card names: {made_for}" if made_for else ""
+            raise HeadError(f"{what}: the head has {own}, the target {theirs}; use a head made for this target{known}")
     ids = config.target_layer_ids
     if len(set(ids)) != len(ids):
         raise HeadError(f"kept layers {list(ids)} repeat a layer; each may be kept once")
@@ -156,15 +189,11 @@ def check_fit(checkpoint: Checkpoint[Any, Any], target: Target) -> None:
             f"the head was trained on features at {point!r} and this package reads {FEATURE_POINT!r}; retrain the head"
         )
     target.feature_points(ids)
-    _warn_about_training(checkpoint.card, target.fingerprint())
+    _warn_about_training(checkpoint, target.fingerprint())
 
 
-def _must_equal(what: str, head: int, target: int) -> None:
-    if head != target:
-        raise HeadError(f"{what}: the head has {head}, the target {target}; use a head made for this target")
-
-
-def _warn_about_training(card: dict[str, Any], target: dict[str, Any]) -> None:
+def _warn_about_training(checkpoint: Checkpoint[Any, Any], target: dict[str, Any]) -> None:
+    card = checkpoint.card
     labels = {
         "target_revision": "target revision",
         "target_geometry_sha256": "target config",
@@ -178,7 +207,8 @@ def _warn_about_training(card: dict[str, Any], target: dict[str, Any]) -> None:
     differing = [labels[key] for key in known if card[key] != target[key]]
     if differing:
         warnings.warn(
-            f"the head was trained with another {' and '.join(differing)}; output is unchanged, acceptance may drop",
+            f"the head {checkpoint.name} was trained with another {' and '.join(differing)}; output is unchanged, "
+            "acceptance may drop",
             OneglanceWarning,
             stacklevel=3,
         )
@@ -194,25 +224,18 @@ def _locate(name: str) -> Path:
         return path
     if os.path.exists(path):
         raise HeadError(f"{name} is a file; give the folder that holds config.json and model.safetensors")
-    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+    if not has_owner(name):
         raise HeadError(f"no head at {name}; give a folder, a hub id (owner/name) or builtin:reader")
-    return _download(name)
-
-
-def _download(name: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise HeadError(f"cannot download head {name!r}: {reason}") from error
+    return fetch_folder(name, "head", ["*.json", "*.safetensors"])
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
+        if (folder / RESCORER).is_file():
+            raise HeadError(
+                f"{folder} is a rescorer, not a head: add --drafter block:rescorer={folder} to a block head"
+            )
         raise HeadError(f"{folder} has no config.json; it is not a head checkpoint")
     try:
         raw = parse_json(path.read_text(encoding="utf-8"))

@@ -19,7 +19,7 @@ from oneglance.core import DEFAULT_BUDGET, EMPTY_TREE, Drafter, DraftError, Inpu
 from oneglance.drafters.block import DraftState
 from oneglance.drafters.checkpoint import Checkpoint, check_fit, fitted
 from oneglance.drafters.head import KeysValues
-from oneglance.drafters.settings import Settings, check_tree_options
+from oneglance.drafters.settings import Settings, check_budget
 from oneglance.targets.base import Target
 from oneglance.targets.state import TargetState
 from oneglance.tree import best_first, chain
@@ -156,7 +156,6 @@ class EagleDrafter:
         *,
         policy: Callable[..., TokenTree] = best_first,
         budget: int = DEFAULT_BUDGET,
-        branch_k: int | None = None,
     ) -> Self:
         """Check that a checkpoint fits the target and put it beside the last kept layer.
 
@@ -164,7 +163,7 @@ class EagleDrafter:
             HeadError: it does not fit.
             InputError: a tree that this search does not make.
         """
-        check_tree_options(cls.kind, budget, branch_k)
+        check_budget(budget)
         if policy not in (best_first, chain):
             raise InputError(f"drafter {cls.kind!r} makes best_first trees and chains; choose one of them with --tree")
         shape = cls.shape(settings, policy is chain, budget)

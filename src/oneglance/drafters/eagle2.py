@@ -12,6 +12,7 @@ from oneglance.core import Drafter
 from oneglance.drafters.eagle import EagleDrafter, EagleSettings, EagleState, causal, prepared
 from oneglance.drafters.eagle2_head import Eagle2Head, load_eagle2
 from oneglance.drafters.settings import read_settings
+from oneglance.drafters.taken import binds
 from oneglance.targets.base import Target
 from oneglance.targets.state import TargetState
 
@@ -77,6 +78,7 @@ def with_images(embedded: Tensor, streams: Tensor, is_image: Tensor) -> Tensor:
     return torch.where(is_image[..., None], streams.roll(-1, dims=-2).to(embedded.dtype), embedded)
 
 
+@binds(Eagle2Drafter.bind)
 def prepare(head: str | None, **settings: Any) -> Callable[..., Drafter]:
     """Registry entry: loads the checkpoint now, binds it to a target later.
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from oneglance.core import HeadError
-from oneglance.drafters.checkpoint import Checkpoint, check_tensors, read_config, read_tensors
+from oneglance.drafters.checkpoint import Checkpoint, check_tensors, read_config, read_tensors, refuse_block
 from oneglance.drafters.eagle_head import CausalAttention, EagleConfig, renamed
 from oneglance.drafters.head import MLP, KeysValues, Rope, checked, layer_keys
 from oneglance.targets.state import EMBEDDING
@@ -146,6 +146,7 @@ def read_layer(name: str, what: str) -> tuple[dict[str, Any], dict[str, Tensor]]
         HeadError: there is no such layer, hence no head of kind ``what``.
     """
     folder, raw = read_config(name)
+    refuse_block(raw, name, read="vispec" if what == "ViSpec" else "eagle2")
     tensors = {renamed(key, PREFIXES): value for key, value in read_tensors(folder).items()}
     query = tensors.get("layers.0.self_attn.q_proj.weight")
     fused = tensors.get("fc.weight")

@@ -14,6 +14,7 @@ from oneglance.drafters.checkpoint import Checkpoint
 from oneglance.drafters.eagle import EagleDrafter, EagleSettings, EagleState, causal, prepared
 from oneglance.drafters.eagle3_head import Eagle3Head, load_eagle3
 from oneglance.drafters.settings import read_settings
+from oneglance.drafters.taken import binds
 from oneglance.targets.base import Target
 from oneglance.targets.state import TargetState
 
@@ -54,6 +55,7 @@ class Eagle3Drafter(EagleDrafter):
         return torch.as_tensor(output)
 
 
+@binds(Eagle3Drafter.bind)
 def prepare(head: str | None, **settings: Any) -> Callable[..., Drafter]:
     """Registry entry: loads the checkpoint now, binds it to a target later.
 

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from oneglance.core import HeadError
-from oneglance.drafters.checkpoint import Checkpoint, check_tensors, read_config, read_tensors
+from oneglance.drafters.checkpoint import Checkpoint, check_tensors, read_config, read_tensors, refuse_block
 from oneglance.drafters.eagle_head import CausalAttention, EagleConfig, renamed
 from oneglance.drafters.head import MLP, KeysValues, Rope, checked, layer_keys
 from oneglance.drafters.layouts import block_of, of_eagle3
@@ -184,6 +184,7 @@ def load_eagle3(name: str) -> Checkpoint[Eagle3Config, Eagle3Head]:
         HeadError: as for block heads, or the vocabulary map is none.
     """
     folder, raw = read_config(name)
+    refuse_block(raw, name, read="eagle3")
     tensors = {renamed(key, PREFIXES): value for key, value in read_tensors(folder).items()}
     if "midlayer.self_attn.q_proj.weight" not in tensors or "lm_head.weight" not in tensors:
         raise HeadError(f"{name} holds no EAGLE-3 head: midlayer.… or lm_head.weight is missing")

@@ -26,11 +26,22 @@ KEYS = {  # of other configs, the more telling first
     "target_layer_ids": "block",
 }
 TENSORS = {  # of heads whose config could be a model's, the more telling first
+    "hidden_norm.weight": "block",
     "imadpt.q": "vispec",
     "midlayer.self_attn.q_proj.weight": "eagle3",
     "0.0.linear.weight": "medusa",
     "fc.weight": "eagle2",
 }
+
+
+SPOKEN = {
+    "block": "a block head",
+    "eagle2": "an EAGLE-2 head",
+    "eagle3": "an EAGLE-3 head",
+    "medusa": "a Medusa head",
+    "vispec": "a ViSpec head",
+}
+RESCORER = "rescorer.json"  # beside a block head, or alone
 
 
 def drafter_of(config: Mapping[str, Any], tensors: Iterable[str] = ()) -> str | None:

@@ -18,9 +18,18 @@ from torch import Tensor, nn
 
 from oneglance.core import DEFAULT_BUDGET, EMPTY_TREE, BlockMarginals, Drafter, HeadError, InputError, TokenTree
 from oneglance.drafters.block import best_ranks
-from oneglance.drafters.checkpoint import Checkpoint, check_fit, check_tensors, fitted, read_config, read_tensors
+from oneglance.drafters.checkpoint import (
+    Checkpoint,
+    check_fit,
+    check_tensors,
+    fitted,
+    read_config,
+    read_tensors,
+    refuse_block,
+)
 from oneglance.drafters.head import DraftConfig, checked
 from oneglance.drafters.settings import NoSettings, read_settings
+from oneglance.drafters.taken import binds
 from oneglance.targets.base import Target
 from oneglance.targets.state import TargetState
 from oneglance.tree import best_first, truncate
@@ -213,12 +222,14 @@ def load_medusa(name: str) -> Checkpoint[MedusaConfig, MedusaHead]:
         HeadError: as for block heads.
     """
     folder, raw = read_config(name)
+    refuse_block(raw, name, read="medusa")
     tensors = read_tensors(folder, FILE if (folder / FILE).is_file() else None)
     config = MedusaConfig.from_checkpoint(raw, tensors)
     check_tensors(MedusaHead, config, tensors)
     return Checkpoint(name, config, raw, tensors, MedusaHead)
 
 
+@binds(MedusaDrafter.bind)
 def prepare(head: str | None, **settings: Any) -> Callable[..., Drafter]:
     """Registry entry: loads the checkpoint now, binds it to a target later.
 

@@ -11,8 +11,9 @@ from functools import partial
 
 from pydantic import Field, model_validator
 
-from oneglance.core import DEFAULT_BUDGET, Drafter, InputError, TokenTree
-from oneglance.drafters.settings import Settings, check_tree_options, read_settings
+from oneglance.core import DEFAULT_BUDGET, Drafter, TokenTree
+from oneglance.drafters.settings import Settings, check_budget, read_settings
+from oneglance.drafters.taken import binds
 from oneglance.targets.base import Target
 from oneglance.targets.state import TargetState
 from oneglance.tree import from_path
@@ -79,13 +80,11 @@ class NgramDrafter:
         settings: NgramSettings,
         target: Target,
         *,
-        policy: object = None,
         budget: int = DEFAULT_BUDGET,
-        branch_k: int | None = None,
         extra: Sequence[int] = (),
     ) -> NgramDrafter:
-        """One continuation is a chain under any tree policy."""
-        check_tree_options("ngram", budget, branch_k)
+        """One continuation is a chain: there is no tree policy to choose."""
+        check_budget(budget)
         return cls(target, settings, budget=budget, extra=extra)
 
     def start(self, state: TargetState) -> NgramIndex:
@@ -119,12 +118,11 @@ class NgramDrafter:
         return token < self._vocab_size and token not in self._banned
 
 
-def prepare(head: str | None, **settings: object) -> Callable[..., Drafter]:
+@binds(NgramDrafter.bind)
+def prepare(**settings: object) -> Callable[..., Drafter]:
     """Registry entry: needs no checkpoint.
 
     Raises:
-        InputError: a head was given, or a bad setting.
+        InputError: a bad setting.
     """
-    if head is not None:
-        raise InputError("drafter 'ngram' has no weights; drop --head")
     return partial(NgramDrafter.bind, read_settings(NgramSettings, "ngram", settings))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from oneglance.core import EMPTY_TREE, Drafter, InputError, TokenTree
+from oneglance.core import EMPTY_TREE, Drafter, TokenTree
 from oneglance.drafters.settings import NoSettings, read_settings
+from oneglance.drafters.taken import binds
 from oneglance.targets.base import Target
 from oneglance.targets.state import TargetState
 
@@ -27,24 +28,17 @@ class NoDrafter:
         return 0
 
 
-def prepare(head: str | None, **settings: object) -> Callable[..., Drafter]:
-    """Registry entry: needs no checkpoint, and a tree of any shape and size is the empty one.
+def bind(target: Target) -> NoDrafter:
+    """Plain decoding of a target, which has no tree."""
+    return NoDrafter()
+
+
+@binds(bind)
+def prepare(**settings: object) -> Callable[..., Drafter]:
+    """Registry entry: needs no checkpoint.
 
     Raises:
-        InputError: a head was given, or a setting.
+        InputError: a setting was given.
     """
-    if head is not None:
-        raise InputError("drafter 'none' has no weights; drop --head")
     read_settings(NoSettings, "none", settings)
     return bind
-
-
-def bind(target: Target, *, branch_k: int | None = None, **options: object) -> NoDrafter:
-    """Plain decoding of a target.
-
-    Raises:
-        InputError: a rank limit, where nothing is ranked.
-    """
-    if branch_k is not None:
-        raise InputError("drafter 'none' takes no branch_k; leave it out")
-    return NoDrafter()

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from oneglance.core import HeadError
 from oneglance.drafters.checkpoint import check_tensors, read_tensors, write_module
+from oneglance.drafters.layouts import RESCORER
 from oneglance.files import write_atomically
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 WITHOUT = "use --drafter block:rescorer=none"
-WEIGHTS, CONFIG = "rescorer.safetensors", "rescorer.json"
+WEIGHTS, CONFIG = "rescorer.safetensors", RESCORER
 PARTS = ("before", "after", "gate", "earlier", "earlier_gate")  # what tensor names begin with; no head has one of these
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar
@@ -9,7 +10,8 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from oneglance.core import MAX_BUDGET, InputError
-from oneglance.targets import locate
+from oneglance.errors import problem
+from oneglance.hub import has_owner
 
 # What a tree can have, for pydantic's models; ``check_budget`` says it to people
 Budget = Annotated[int, Field(ge=1, le=MAX_BUDGET)]
@@ -52,37 +54,51 @@ def wants_block_head(drafter: str) -> bool:
     return split(drafter)[0] == "block"
 
 
-def head_of(target: str, head: str | None, drafter: str, *, advice: str) -> str | None:
-    """The weights to load: those given, or the built-in target's own block head. Reads nothing.
+def head_for(target: str, head: str | None, drafter: str, written: Callable[..., str]) -> str | None:
+    """The weights to load: those that were named, or the built-in target's own block head. Reads nothing.
 
     Args:
-        target, head, drafter: as named.
-        advice: what whoever named them can do where a head is missing.
+        target: its name; the built-in one has no head on the hub.
+        head: as named.
+        drafter: settings may follow.
+        written: how messages write an argument, from its name and, where it has one, its value.
 
     Raises:
-        InputError: there is no such target, or it is another one and has no head.
+        InputError: none was named where one is needed, or one of the hub without its target.
     """
-    locate(target)
     takes_own = wants_block_head(drafter)
-    if takes_own and head is None and not target.startswith("builtin:"):
-        raise InputError(f"target {target!r} needs a draft head: {advice}")
+    if head is None and takes_own and not target.startswith("builtin:"):
+        raise InputError(
+            f"target {target!r} needs a draft head: give {written('head')}, or {written('drafter', 'none')} for plain "
+            "decoding; oneglance heads lists heads, oneglance fit-head makes one"
+        )
+    check_home(target, head, written)
     return head or (target if takes_own else None)
+
+
+def check_home(target: str, head: str | None, written: Callable[..., str]) -> None:
+    """Refuse a head of the hub for the built-in target, before anything is downloaded.
+
+    Raises:
+        InputError: it is one; the message asks for its target.
+    """
+    if head is not None and target.startswith("builtin:") and has_owner(head) and not os.path.exists(head):
+        raise InputError(
+            f"there is no folder {head!r} here, and no head of the hub is made for {target}; name its own target by "
+            f"{written('target')} (oneglance heads lists both), or give a folder"
+        )
 
 
 def read_settings(kind: type[S], drafter: str, given: Mapping[str, object]) -> S:
     """Check settings.
 
     Raises:
-        InputError: an unknown name or a bad value; the message lists the names.
+        InputError: an unknown name, with those that there are, or a bad value.
     """
     try:
         return kind(**given)
     except ValidationError as error:
-        first = error.errors()[0]
-        known = ", ".join(kind.model_fields) or "none"
-        where = ".".join(map(str, first["loc"]))
-        what = f"{where}: {first['msg']}" if where else first["msg"].removeprefix("Value error, ")
-        raise InputError(f"drafter {drafter!r}: {what}; its settings: {known}") from error
+        raise InputError(f"drafter {drafter!r}: {problem(error, kind, noun='setting')}") from error
 
 
 def check_budget(budget: Any, branch_k: Any = None, *, written: Callable[[str], str] = str) -> None:
@@ -107,14 +123,3 @@ def check_budget(budget: Any, branch_k: Any = None, *, written: Callable[[str], 
             raise InputError(
                 f"{written(name)} is at most {highest}, got {value}; wider trees cost more than they bring"
             )
-
-
-def check_tree_options(drafter: str, budget: int, branch_k: int | None) -> None:
-    """Refuse what a baseline's trees cannot have.
-
-    Raises:
-        InputError: no nodes, or a rank limit, which only offset-wise marginals know.
-    """
-    check_budget(budget)
-    if branch_k is not None:
-        raise InputError(f"drafter {drafter!r} takes no branch_k; leave it out")

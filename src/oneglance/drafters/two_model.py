@@ -16,7 +16,8 @@ from pydantic import Field
 
 from oneglance.accept import argmax
 from oneglance.core import DEFAULT_BUDGET, EMPTY_TREE, Drafter, DraftError, InputError, TokenTree
-from oneglance.drafters.settings import Settings, check_tree_options, read_settings
+from oneglance.drafters.settings import Settings, check_budget, read_settings
+from oneglance.drafters.taken import binds
 from oneglance.targets import open_target
 from oneglance.targets.base import Target
 from oneglance.targets.state import Inputs, TargetState
@@ -94,12 +95,10 @@ class TwoModelDrafter:
         settings: TwoModelSettings,
         target: Target,
         *,
-        policy: object = None,
         budget: int = DEFAULT_BUDGET,
-        branch_k: int | None = None,
     ) -> TwoModelDrafter:
-        """Open the draft model beside the target, in its precision; one continuation is a chain under any policy."""
-        check_tree_options("two_model", budget, branch_k)
+        """Open the draft model beside the target, in its precision. One continuation is a chain, without a policy."""
+        check_budget(budget)
         model = open_target(name, dtype=str(target.dtype).removeprefix("torch."), device=str(target.device))
         return cls(model, target, settings, budget=budget)
 
@@ -229,6 +228,7 @@ def _image_geometry(model: Target) -> dict[str, object]:
     }
 
 
+@binds(TwoModelDrafter.bind)
 def prepare(head: str | None, **settings: object) -> Callable[..., Drafter]:
     """Registry entry: the draft model is opened with its target, whose precision and device it gets.
 

@@ -15,6 +15,7 @@ from oneglance.drafters.eagle import EagleState, causal, prepared
 from oneglance.drafters.eagle2 import Eagle2Drafter
 from oneglance.drafters.head import KeysValues
 from oneglance.drafters.settings import Settings, read_settings
+from oneglance.drafters.taken import binds
 from oneglance.drafters.vispec_head import VispecHead, load_vispec
 from oneglance.targets.base import Target
 from oneglance.targets.state import TargetState
@@ -114,6 +115,7 @@ def sees_image_rows(target: Target) -> bool:
     return target.takes_images and target.has_image_rows
 
 
+@binds(VispecDrafter.bind)
 def prepare(head: str | None, **settings: Any) -> Callable[..., Drafter]:
     """Registry entry: loads the checkpoint now, binds it to a target later.
 

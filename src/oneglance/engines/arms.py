@@ -115,5 +115,5 @@ def answers(client: Client, examples: Sequence[Example], max_new_tokens: int) ->
     for one in examples:
         answer = client.ask(one.prompt, images=[one.image], max_new_tokens=max_new_tokens)
         row = {"text": answer.text, "num_tokens": answer.num_tokens, "total_ms": answer.total_ms}
-        given.append({**row, "decode_ms_per_token": answer.decode_ms_per_token})
+        given.append({**row, "ms_per_token": answer.ms_per_token})
     return given

@@ -41,7 +41,7 @@ class Answer:
     total_ms: float
 
     @property
-    def decode_ms_per_token(self) -> float | None:
+    def ms_per_token(self) -> float | None:
         """From the first text to the end, over the tokens after the first; too small where a server sends several
         tokens in its first piece."""
         return (self.total_ms - self.first_ms) / (self.num_tokens - 1) if self.num_tokens > 1 else None

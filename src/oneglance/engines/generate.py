@@ -115,7 +115,7 @@ class Glance:
             with warnings.catch_warnings():
                 if self._processor is None:  # nobody can say which chat template made these ids
                     warnings.filterwarnings(
-                        "ignore", r"the head was trained with another chat template;", OneglanceWarning
+                        "ignore", r"the head .* was trained with another chat template;", OneglanceWarning
                     )
                 self._bound = weakref.ref(model), target, self._bind(target, **self._options)
         return self._bound[1:]

@@ -8,9 +8,12 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from oneglance.core import InputError
-from oneglance.targets.base import Target
+
+if TYPE_CHECKING:  # a command's help lists the names, and has no use for torch
+    from oneglance.targets.base import Target
 
 RUNNERS: dict[str, str] = {
     "eager": "oneglance.runner.static:eager",

@@ -108,8 +108,8 @@ class Metrics:
         self._decode.observe(generation.decode_ms / 1e3)
         if first_s is not None:
             self._first.observe(first_s)
-        if generation.decode_ms_per_token is not None:
-            self._per_token.observe(generation.decode_ms_per_token / 1e3)
+        if generation.ms_per_token is not None:
+            self._per_token.observe(generation.ms_per_token / 1e3)
 
     def text(self) -> bytes:
         """All of them, in Prometheus' text format."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oneglance.core import TargetError
+from oneglance.hub import fetch_config
 
 if TYPE_CHECKING:
     from oneglance.targets.base import Target
@@ -57,13 +58,27 @@ def locate(name: str) -> str:
     """As ``resolve``, of a target that is to be opened here. Reads nothing, so that it can be asked first.
 
     Raises:
-        TargetError: an unknown builtin, a file, or what is neither a folder nor could be a hub id.
+        TargetError: an unknown builtin, a file, a folder without a model, or what is neither and no hub id.
     """
     place = os.path.expanduser(resolve(name))
     if os.path.isfile(place):
         raise TargetError(f"target {name!r} is a file; give the folder that holds config.json")
+    if os.path.isdir(place) and not os.path.isfile(os.path.join(place, "config.json")):
+        raise TargetError(f"there is no model in the folder {name!r}; give the one that holds config.json")
     if not os.path.isdir(place) and not could_be_hub_id(name):
         raise TargetError(f"there is no target at {name!r}; give a folder, a hub id (owner/name) or builtin:reader")
+    return place
+
+
+def find(name: str) -> str:
+    """As ``locate``; of a hub id the config is there afterwards, so that a name that nobody has is told at once.
+
+    Raises:
+        TargetError: as ``locate``, or it cannot be downloaded.
+    """
+    place = locate(name)
+    if not os.path.isdir(place):
+        fetch_config(place, "target")
     return place
 
 
@@ -118,7 +133,7 @@ def open_target(
         raise TargetError("device 'meta' holds no numbers to decode with; use cpu or cuda")
     if device_map and find_spec("accelerate") is None:
         raise TargetError("device_map needs accelerate; pip install 'oneglance[train]', or give a device")
-    folder = locate(name)
+    folder = find(name)
     if torch_device_missing(device):
         raise TargetError(f"device {device!r} is not available here; use cpu")
     options: dict[str, Any] = {"dtype": parse_dtype(dtype), "attn_implementation": attention}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
@@ -70,12 +70,23 @@ class OfficialTask:
         """Items of the held-out split.
 
         Raises:
-            InputError: the files are not there.
+            InputError: the files are not there, or hold something else.
         """
         if data == HF:
             return _from_hub(self)
         folder = Path(data) / self.folder
-        return LAYOUTS[self.layout](folder if folder.is_dir() else Path(data), self.split)
+        return self._on_disk(folder if folder.is_dir() else Path(data))
+
+    def _on_disk(self, folder: Path) -> Iterator[Item]:
+        try:
+            yield from LAYOUTS[self.layout](folder, self.split)
+        except OSError as error:
+            raise InputError(
+                f"cannot read {error.filename or folder} ({error.strerror}); give --data another folder"
+            ) from error
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            what = f"no {error}" if isinstance(error, KeyError) else str(error)
+            raise InputError(f"the files in {folder} are not in the layout {self.layout!r}: {what}") from error
 
     def sample(self, data: str, limit: int) -> list[Item]:
         """The ``limit`` items whose ids hash lowest, so that the choice depends on nothing else."""
@@ -101,14 +112,31 @@ def load_task(name: str) -> OfficialTask:
     """The task of that name.
 
     Raises:
-        InputError: there is none.
+        InputError: there is none, or its YAML is no task.
     """
     if name not in names():
         raise InputError(f"no official task {name!r}; there are {', '.join(names())}")
     file = resources.files("oneglance.tasks") / "official" / f"{name}.yaml"
     data: dict[str, Any] = parse_yaml(file.read_text(encoding="utf-8"))
-    hub = data.pop("hub", None)
-    return OfficialTask(name=name, hub=None if hub is None else HubSource(**hub), **data)
+    return task_of(name, data)
+
+
+def task_of(name: str, data: Mapping[str, Any]) -> OfficialTask:
+    """A task from what its YAML says.
+
+    Raises:
+        InputError: it says too little, too much, or names a layout or metric that does not exist.
+    """
+    for key, known in (("layout", [*LAYOUTS]), ("metric", [*SCORES, "none"])):
+        if data.get(key) not in known:
+            raise InputError(f"task {name}: unknown {key} {data.get(key)!r}; choose one of {', '.join(known)}")
+    own = dict(data)
+    hub = own.pop("hub", None)
+    try:
+        return OfficialTask(name=name, hub=None if hub is None else HubSource(**hub), **own)
+    except TypeError as error:
+        keys = ", ".join(sorted({field.name for field in fields(OfficialTask)} - {"name"}))
+        raise InputError(f"task {name}: {error}; a task has the keys {keys}") from error
 
 
 def _from_hub(task: OfficialTask) -> Iterator[Item]:

@@ -1,7 +1,8 @@
 """The official layouts on disk: annotation files as their authors publish them, read into items.
 
 A reader takes a folder and a split and yields items in the file's order. Images are looked for only where they
-are asked for.
+are asked for. What is missing is refused by name: ``first_of``, ``any_below``, ``read_json`` and ``find_image`` do that
+for every reader, here or in a file of its own.
 """
 
 from __future__ import annotations
@@ -42,34 +43,34 @@ Reader = Callable[[Path, str], Iterator[Item]]
 
 def coco(folder: Path, split: str) -> Iterator[Item]:
     """COCO captions: ``captions_<split>2017.json`` (in ``annotations/`` or not) and the images of that split."""
-    path = _first(folder, f"annotations/captions_{split}2017.json", f"captions_{split}2017.json")
-    data = _json(path)
+    path = first_of(folder, f"annotations/captions_{split}2017.json", f"captions_{split}2017.json")
+    data = read_json(path)
     captions: dict[Any, list[str]] = {}
     for annotation in data["annotations"]:
         captions.setdefault(annotation["image_id"], []).append(annotation["caption"])
     for image in data["images"]:
-        own = partial(_find, folder, (f"{split}2017", "images", "."), image["file_name"])
+        own = partial(find_image, folder, (f"{split}2017", "images", "."), image["file_name"])
         yield Item(str(image["id"]), "", tuple(captions.get(image["id"], ())), own)
 
 
 def textvqa(folder: Path, split: str) -> Iterator[Item]:
     """TextVQA: ``TextVQA_0.5.1_<split>.json`` and OpenImages pictures named by their id."""
-    for row in _json(_any(folder, f"TextVQA*_{split}.json"))["data"]:
-        own = partial(_find, folder, ("train_images", "images", "."), f"{row['image_id']}.jpg")
+    for row in read_json(any_below(folder, f"TextVQA*_{split}.json"))["data"]:
+        own = partial(find_image, folder, ("train_images", "images", "."), f"{row['image_id']}.jpg")
         yield Item(str(row["question_id"]), row["question"], tuple(row.get("answers", ())), own)
 
 
 def docvqa(folder: Path, split: str) -> Iterator[Item]:
     """DocVQA: ``<split>_v1.0*.json`` with ``documents/``."""
-    for row in _json(_any(folder, f"{split}_v*.json"))["data"]:
-        own = partial(_find, folder, (".", "spdocvqa_images"), row["image"], Path(row["image"]).name)
+    for row in read_json(any_below(folder, f"{split}_v*.json"))["data"]:
+        own = partial(find_image, folder, (".", "spdocvqa_images"), row["image"], Path(row["image"]).name)
         yield Item(str(row["questionId"]), row["question"], tuple(row.get("answers", ())), own)
 
 
 def infovqa(folder: Path, split: str) -> Iterator[Item]:
     """InfographicVQA: ``infographicsVQA_<split>_v1.0*.json`` with pictures by their local name."""
-    for row in _json(_any(folder, f"infographicsVQA_{split}_v*.json"))["data"]:
-        own = partial(_find, folder, ("infographicsvqa_images", "images", "."), row["image_local_name"])
+    for row in read_json(any_below(folder, f"infographicsVQA_{split}_v*.json"))["data"]:
+        own = partial(find_image, folder, ("infographicsvqa_images", "images", "."), row["image_local_name"])
         yield Item(str(row["questionId"]), row["question"], tuple(row.get("answers", ())), own)
 
 
@@ -82,8 +83,8 @@ def chartqa(folder: Path, split: str) -> Iterator[Item]:
         if path is None:
             continue
         found = True
-        for index, row in enumerate(_json(path)):
-            own = partial(_find, folder, (f"{split}/png", "png"), row["imgname"])
+        for index, row in enumerate(read_json(path)):
+            own = partial(find_image, folder, (f"{split}/png", "png"), row["imgname"])
             yield Item(f"{part}-{index:05d}", row["query"], (str(row["label"]),), own)
     if not found:
         raise InputError(
@@ -93,7 +94,7 @@ def chartqa(folder: Path, split: str) -> Iterator[Item]:
 
 def scienceqa(folder: Path, split: str) -> Iterator[Item]:
     """ScienceQA: ``problems.json`` and ``pid_splits.json``; only problems with a picture."""
-    problems, splits = _json(_any(folder, "problems.json")), _json(_any(folder, "pid_splits.json"))
+    problems, splits = read_json(any_below(folder, "problems.json")), read_json(any_below(folder, "pid_splits.json"))
     if split not in splits:
         raise InputError(f"{folder}/pid_splits.json has no split {split!r}; it has {', '.join(splits)}")
     for name in splits[split]:
@@ -102,13 +103,13 @@ def scienceqa(folder: Path, split: str) -> Iterator[Item]:
             continue
         choices = "\n".join(f"{LETTERS[i]}. {choice}" for i, choice in enumerate(row["choices"]))
         hint = f"{row['hint']}\n" if row.get("hint") else ""
-        own = partial(_find, folder, (f"images/{split}/{name}", f"{split}/{name}"), row["image"])
+        own = partial(find_image, folder, (f"images/{split}/{name}", f"{split}/{name}"), row["image"])
         yield Item(str(name), f"{hint}{row['question']}\n{choices}", (LETTERS[row["answer"]],), own)
 
 
 def text(folder: Path, split: str) -> Iterator[Item]:
     """Text prompts: ``<split>.jsonl``, an object a line with ``prompt`` or ``turns``, and maybe ``answer``."""
-    path = _first(folder, f"{split}.jsonl", f"{folder.name}.jsonl")
+    path = first_of(folder, f"{split}.jsonl", f"{folder.name}.jsonl")
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -138,28 +139,48 @@ LAYOUTS: Final[dict[str, Reader]] = {
 }
 
 
-def _first(folder: Path, *names: str) -> Path:
+def first_of(folder: Path, *names: str) -> Path:
+    """The first of some files that is there.
+
+    Raises:
+        InputError: none is; the message names them.
+    """
     for name in names:
         if (folder / name).is_file():
             return folder / name
     raise InputError(f"{folder} has no {' or '.join(names)}; give --data the folder that does")
 
 
-def _any(folder: Path, pattern: str) -> Path:
+def any_below(folder: Path, pattern: str) -> Path:
+    """The first file of a pattern, in a folder or below it.
+
+    Raises:
+        InputError: there is none; the message names the pattern.
+    """
     found = sorted(folder.rglob(pattern)) if folder.is_dir() else []
     if not found:
         raise InputError(f"{folder} has no {pattern}, in it or below it; give --data the folder that does")
     return found[0]
 
 
-def _json(path: Path) -> Any:
+def read_json(path: Path) -> Any:
+    """What a JSON file holds.
+
+    Raises:
+        InputError: it cannot be read; the message names it.
+    """
     try:
         return parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read {path}: {error}") from error
 
 
-def _find(folder: Path, places: tuple[str, ...], *names: str) -> list[Path | Image.Image]:
+def find_image(folder: Path, places: tuple[str, ...], *names: str) -> list[Path | Image.Image]:
+    """An item's picture, under one of its names in one of the places; ``partial`` of it is an item's ``find``.
+
+    Raises:
+        InputError: it is nowhere; the message says where it was looked for.
+    """
     for place in places:
         for name in names:
             path = folder / place / name

@@ -12,8 +12,9 @@ from typing import Any
 from oneglance.core import OneglanceWarning
 from oneglance.files import sole_writer
 from oneglance.targets.base import Target
-from oneglance.train.collect import NUM_MEASURED, encoding
+from oneglance.train.collect import NUM_MEASURED
 from oneglance.train.features import DiskStore, FoundStore, Store, difference, key_of
+from oneglance.train.origin import encoding
 from oneglance.train.step import Sample, run_target
 from oneglance.train.traces import Trace, read_traces
 

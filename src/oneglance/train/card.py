@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 from oneglance.core import InputError
 from oneglance.drafters.checkpoint import HeadCheckpoint, load_checkpoint
 from oneglance.drafters.head import num_parameters
-from oneglance.files import parse_json, write_atomically
+from oneglance.files import parse_json, reason, write_atomically
+from oneglance.train.amounts import parameters, plural
 
 TARGET = ("target_geometry_sha256", "target_weights_sha256")  # where both sides know it
-FILES = ("config.json", "model.safetensors", "README.md")
+T = TypeVar("T")
+CARD = "README.md"
+FILES = ("config.json", "model.safetensors", "rescorer.json", "rescorer.safetensors", CARD)
 
 
 def model_card(head: HeadCheckpoint, *, licence: str, tasks: list[dict[str, Any]], budget: int | None = None) -> str:
@@ -44,7 +49,7 @@ def model_card(head: HeadCheckpoint, *, licence: str, tasks: list[dict[str, Any]
         "chat template": (card.get("chat_template_sha256") or "unknown")[:16],
         "features": card.get("feature_point") or "unknown",
         "kept layers": ", ".join(map(str, config.target_layer_ids)),
-        "head": f"{num_parameters(config) / 1e6:.1f} M parameters, {config.num_hidden_layers} layers, "
+        "head": f"{parameters(num_parameters(config))}, {plural(config.num_hidden_layers, 'layer')}, "
         f"block {config.block_size}; embedding and lm_head are the target's",
         "licence": licence,
     }
@@ -63,9 +68,61 @@ def model_card(head: HeadCheckpoint, *, licence: str, tasks: list[dict[str, Any]
     return "\n\n".join(parts) + "\n"
 
 
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What the card in a head's config says of its training; None where it says nothing.
+
+    Attributes:
+        steps: of the optimiser.
+        samples: answers seen, repeats included, by one process.
+        recipe, objective, init: names; ``init`` is what it started from.
+        heldout_top1: share of held-out tokens that offset 1 names first.
+    """
+
+    steps: int | None = None
+    samples: int | None = None
+    recipe: str | None = None
+    objective: str | None = None
+    init: str | None = None
+    heldout_top1: float | None = None
+
+    @classmethod
+    def of(cls, card: Mapping[str, Any]) -> Training:
+        """Read a card, which may be anybody's."""
+        training = _object(card.get("training"))
+        recipe = _object(training.get("recipe"))
+        optimiser, top1 = _object(recipe.get("optimiser")), training.get("heldout_top1")
+        steps = _as(training.get("step"), int)
+        batch, times = (_as(optimiser.get(key), int) for key in ("batch_size", "accumulate"))
+        return cls(
+            steps=steps,
+            samples=steps * batch * times if steps is not None and batch and times else None,
+            recipe=_as(recipe.get("name"), str),
+            objective=_as(_object(recipe.get("objective")).get("name"), str),
+            init=_as(recipe.get("init"), str),
+            heldout_top1=_as(top1[0], float) if isinstance(top1, list) and top1 else None,
+        )
+
+    @property
+    def amount(self) -> str | None:
+        """Steps and samples in words."""
+        if self.steps is None:
+            return None
+        seen = "" if self.samples is None else f", {self.samples:,} answers seen"
+        return f"{self.steps:,} steps{seen}"
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _as(value: Any, kind: type[T]) -> T | None:
+    return value if type(value) is kind else None
+
+
 def write_card(folder: Path, text: str) -> None:
     """Put the card beside the head."""
-    write_atomically(folder / "README.md", text)
+    write_atomically(folder / CARD, text)
 
 
 def subject(folder: Path, target: dict[str, Any]) -> dict[str, Any]:
@@ -113,6 +170,27 @@ def read_scores(path: Path | None, head: str) -> tuple[list[dict[str, Any]], int
     return tasks, budget
 
 
+def check_repository(name: str) -> None:
+    """Refuse what is no name of a repository: OWNER/NAME, or a bare NAME, which is among one's own.
+
+    Raises:
+        InputError: the hub would not take it.
+    """
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # documented, not in __all__
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise InputError(f"{name!r} is no name of a repository ({reason(error)}); write OWNER/NAME") from error
+
+
+def files_of(folder: Path, card: str) -> dict[str, int]:
+    """What an upload holds: names and bytes, the card as it would be written."""
+    there = {name: (folder / name).stat().st_size for name in FILES if (folder / name).is_file()}
+    return {**there, CARD: len(card.encode())}
+
+
 def upload(folder: Path, repository: str, *, private: bool, revision: str | None) -> str:
     """Upload a head and its card; the address of the commit.
 
@@ -125,15 +203,14 @@ def upload(folder: Path, repository: str, *, private: bool, revision: str | None
 
     api = HfApi()
     try:
-        api.create_repo(repository, private=private, exist_ok=True)
+        made = api.create_repo(repository, private=private, exist_ok=True)  # a bare name gets its owner
         done = api.upload_folder(
-            repo_id=repository, folder_path=str(folder), allow_patterns=list(FILES), revision=revision
+            repo_id=made.repo_id, folder_path=str(folder), allow_patterns=list(FILES), revision=revision
         )
     except (httpx.TransportError, ConnectionError) as error:
         raise InputError(f"cannot reach the hub to upload to {repository} ({error}); push again online") from error
     except (HfHubHTTPError, HFValidationError, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InputError(f"cannot upload to {repository}: {reason}; log in with 'hf auth login'") from error
+        raise InputError(f"cannot upload to {repository}: {reason(error)}; log in with 'hf auth login'") from error
     return str(done)
 
 

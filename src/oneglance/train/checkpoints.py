@@ -15,6 +15,7 @@ from oneglance.drafters.checkpoint import SCHEMA_VERSION
 from oneglance.drafters.head import DraftConfig
 from oneglance.files import read_object
 from oneglance.targets.base import FEATURE_POINT, Target
+from oneglance.train.amounts import size
 from oneglance.train.evaluate import expected_accepted
 from oneglance.train.initial import FIXED
 from oneglance.train.kinds import Kind, kind_of
@@ -81,9 +82,9 @@ class Checkpoints:
         return {step: top1 for step, top1 in found.items() if top1}
 
     def best(self) -> int | None:
-        """The step with the longest expected accepted chain, the earlier of equals."""
+        """The step with the longest expected accepted chain, the newest of equals."""
         scores = {step: expected_accepted(top1) for step, top1 in self.accuracies().items()}
-        return max(scores, key=lambda step: (scores[step], -step)) if scores else None
+        return max(scores, key=lambda step: (scores[step], step)) if scores else None
 
     def _check_room(self, head: nn.Module, optimiser: dict[str, Any]) -> None:
         states = [value for parts in optimiser["state"].values() for value in parts.values()]
@@ -93,7 +94,7 @@ class Checkpoints:
         free = shutil.disk_usage(self.folder).free
         if needed > free:
             raise InputError(
-                f"a checkpoint takes {needed / 1e9:.2f} GB and {free / 1e9:.2f} GB are free at {self.folder}; make "
+                f"a checkpoint takes {size(needed)} and {size(free)} are free at {self.folder}; make "
                 "room (older checkpoints can go) and go on with --resume"
             )
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -15,11 +14,13 @@ from PIL import Image
 
 from oneglance.core import ImageError, InputError, SamplingParams
 from oneglance.decoder import Decoder
-from oneglance.files import Unchanged, append_lines, parse_json, read_lines, read_object, sole_writer
+from oneglance.files import Unchanged, append_lines, parse_json, read_lines, sole_writer
 from oneglance.images import MAX_ASPECT, image_sha256
 from oneglance.targets.base import Target
 from oneglance.targets.chat import encode
-from oneglance.train.prompts import Prompt
+from oneglance.train.amounts import duration, plural, size
+from oneglance.train.origin import difference, encoding, settings_of
+from oneglance.train.prompts import Prompt, check_readable
 from oneglance.train.traces import (
     MANIFEST,
     ROWS,
@@ -35,6 +36,7 @@ from oneglance.train.traces import (
 
 SKIPPED = "skipped.jsonl"
 NUM_MEASURED = 3
+SHOWN_SKIPS = 3
 BYTES_A_TOKEN, BYTES_A_ROW = 6, 400  # of a JSON line
 Reason = Literal["image", "aspect", "empty", "short", "context", "placeholder", "refused"]
 
@@ -136,11 +138,12 @@ class Estimate:
 
     def line(self) -> str:
         """For a terminal."""
-        time_text = "" if self.seconds is None else f", about {self.seconds / 60:.1f} min"
+        unknown = ", time unknown: no prompt was asked" if self.num_prompts else ""
+        time_text = unknown if self.seconds is None else f", about {duration(self.seconds)}"
+        tokens = plural(round(self.prompt_tokens), "token")
         return (
-            f"{self.num_prompts} prompts of about {self.prompt_tokens:.0f} tokens, answers of about "
-            f"{self.answer_tokens:.0f}: traces {self.trace_bytes / 1e6:.1f} MB, features "
-            f"{self.feature_bytes / 1e9:.2f} GB where they are kept{time_text}"
+            f"{plural(self.num_prompts, 'prompt')} of about {tokens}, answers of about {self.answer_tokens:.0f}: "
+            f"traces {size(self.trace_bytes)}, features {size(self.feature_bytes)} where they are kept{time_text}"
         )
 
 
@@ -217,7 +220,7 @@ class Collection:
             seconds=seconds,
         )
 
-    def run(self, answerer: Answerer) -> Iterator[Progress]:
+    def run(self, answerer: Answerer) -> Generator[Progress]:
         """Ask what is left, and write each answer as it comes.
 
         Raises:
@@ -248,6 +251,25 @@ class Collection:
         skipped = dict(Counter(str(skip.reason) for skip in self._skips))
         return Progress(self._num_rows + len(self._skips), len(self.prompts), self._num_tokens, skipped)
 
+    @property
+    def num_traces(self) -> int:
+        return self._num_rows
+
+    def why_nothing(self) -> str | None:
+        """Why not one prompt gave a trace, with the first few of them; None where some did."""
+        if self._num_rows or not self._skips:
+            return None
+        sources = {prompt.id: prompt.images[0] for prompt in self.prompts if prompt.images}
+        named = [(sources.get(skip.id, skip.id), skip.detail) for skip in self._skips]
+        details = list(dict.fromkeys(what if name in what else f"{name}: {what}" for name, what in named))
+        more = len(details) - SHOWN_SKIPS
+        listed = "; ".join(details[:SHOWN_SKIPS]) + (f"; and {more} more" if more > 0 else "")
+        count = plural(len(self._skips), "prompt")
+        return (
+            f"no trace: {count} skipped ({reasons(self.progress.skipped)}): {listed}. All are in {self.out / SKIPPED}; "
+            "mend the prompts, and delete their lines there to try them again"
+        )
+
     def _asked(self) -> Iterator[Asked]:
         for prompt in self.todo:
             one = self._ask(prompt)
@@ -257,6 +279,8 @@ class Collection:
                 yield one
 
     def _ask(self, prompt: Prompt) -> Asked | Skip:
+        if prompt.images:
+            check_readable(self.target, prompt.id)
         try:
             pictures = [open_source(source) for source in prompt.images]
         except ImageError as error:
@@ -297,11 +321,11 @@ class Collection:
             if _holds_rows(self.out):
                 raise InputError(f"{self.out} holds traces without a manifest; choose another --out")
             return
-        before = _settings_in(path)
         now = parse_json(json.dumps(self.settings(answerer.manifest())))
-        differing = [key for key in now if key != "answers" and before.get(key) != now[key]]
+        now.pop("answers")
+        differing = difference(settings_of(self.out, "choose another --out"), now)
         if differing:
-            raise InputError(f"{self.out} was collected with another {differing[0]}; choose another --out")
+            raise InputError(f"{self.out} was collected with another {differing}; choose another --out")
 
     def _write_manifest(self, answerer: Answerer, *, complete: bool) -> None:
         from oneglance.bench.manifest import manifest
@@ -314,28 +338,23 @@ class Collection:
         )
 
 
-def encoding(target: Target, long_side: int | None) -> dict[str, Any]:
-    """What decides the tokens of a prompt: target, chat template and image size, hashed."""
-    fingerprint = target.fingerprint()
-    images = getattr(target.processor, "image_processor", None)
-    sizes = json.dumps(images.to_dict() if images is not None else None, sort_keys=True, default=str)
-    return {
-        **{key: fingerprint[key] for key in ("target", "target_revision", "target_geometry_sha256")},
-        **{key: fingerprint[key] for key in ("target_weights_sha256", "chat_template_sha256")},
-        "image_long_side": long_side,
-        "image_processor_sha256": hashlib.sha256(sizes.encode()).hexdigest(),
-    }
+def answered(folder: Path) -> dict[str, str]:
+    """Id and text of the prompts that have a trace in a folder, which may not exist."""
+    return {row.id: row.prompt for row in read_traces(folder).rows} if _holds_rows(folder) else {}
+
+
+def skipped(folder: Path) -> set[str]:
+    """Ids of the prompts that were skipped there."""
+    return {str(row.get("id")) for row in read_lines(folder / SKIPPED)}
+
+
+def reasons(skipped: Mapping[str, int]) -> str:
+    """Counts by reason, for people."""
+    return ", ".join(f"{count} {reason}" for reason, count in sorted(skipped.items()))
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:
     return {key: settings[key] for key in ("target", "chat_template_sha256", "image_long_side")}
-
-
-def _settings_in(manifest: Path) -> dict[str, Any]:
-    found = read_object(manifest, "choose another --out").get("settings", {})
-    if not isinstance(found, dict):
-        raise InputError(f"{manifest} is damaged: its settings are no object; choose another --out")
-    return found
 
 
 def _holds_rows(folder: Path) -> bool:

@@ -21,11 +21,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from oneglance.core import HeadError, InputError
-from oneglance.drafters.checkpoint import Checkpoint, HeadCheckpoint, load_checkpoint, read_config
+from oneglance.drafters.checkpoint import Checkpoint, HeadCheckpoint, load_checkpoint, read_config, tensor_names
 from oneglance.drafters.eagle3 import Eagle3Drafter
 from oneglance.drafters.eagle3_head import Eagle3Config, Eagle3Head, load_eagle3
 from oneglance.drafters.head import HeadConfig
-from oneglance.drafters.layouts import drafter_of, of_eagle3
+from oneglance.drafters.layouts import SPOKEN, drafter_of, of_eagle3
 from oneglance.engines import Launch, command
 from oneglance.files import parse_json
 from oneglance.train.initial import llama3_scaling
@@ -69,7 +69,14 @@ def export(name: str, out: Path, format: str, *, dtype: str = "bfloat16", target
         raise InputError(f"unknown dtype {dtype!r}; choose one of {', '.join(DTYPES)}")
     if out.exists() and any(out.iterdir()):
         raise InputError(f"{out} is not empty; choose another --out")
-    if drafter_of(read_config(name)[1]) == "eagle3":
+    folder, raw = read_config(name)
+    kind = drafter_of(raw, tensor_names(folder))
+    if kind not in (None, "block", "eagle3"):
+        raise InputError(
+            f"{name} is {SPOKEN[kind]}, and only block and EAGLE-3 heads have layouts of other programs: use it as it "
+            f"is, with --drafter {kind}"
+        )
+    if kind == "eagle3":
         config, tensors, hint = _eagle3(load_eagle3(name), out, format, target)
     else:
         head = load_checkpoint(name)

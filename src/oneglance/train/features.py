@@ -20,6 +20,7 @@ from torch import Tensor
 
 from oneglance.core import InputError, OneglanceWarning
 from oneglance.files import append_lines, parse_json, read_lines, read_object, write_atomically
+from oneglance.train.amounts import size
 from oneglance.train.step import Sample
 from oneglance.train.traces import Trace
 
@@ -192,9 +193,7 @@ def check_disk(folder: Path, needed: int, *, fix: str = "set data.cache_features
     existing = next(parent for parent in (folder, *folder.resolve().parents) if parent.exists())
     free = shutil.disk_usage(existing).free
     if needed > free:
-        raise InputError(
-            f"features need about {needed / 1e9:.1f} GB at {folder} and {free / 1e9:.1f} GB are free; {fix}"
-        )
+        raise InputError(f"features need about {size(needed)} at {folder} and {size(free)} are free; {fix}")
 
 
 def _sha256(settings: dict[str, Any]) -> str:

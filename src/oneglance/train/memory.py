@@ -12,6 +12,7 @@ import torch
 
 from oneglance.drafters.head import LayerConfig
 from oneglance.targets.base import Target
+from oneglance.train.amounts import size
 from oneglance.train.blocks import WIDTH_STEP
 from oneglance.train.recipe import HeadRecipe
 from oneglance.train.step import CHUNK
@@ -132,8 +133,3 @@ def _longest(recipe: HeadRecipe, target: Target, rows: Sequence[Trace]) -> tuple
     prompts = [len(row.encode(target, long_side=recipe.image_long_side).token_ids) for row in longest]
     answer = len(longest[0].answer_ids)
     return min(recipe.data.max_length, max(prompts) + answer), min(recipe.data.num_anchors, answer + WIDTH_STEP - 1)
-
-
-def size(count: int) -> str:
-    """Bytes, for people."""
-    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"

@@ -4,15 +4,19 @@ pictures."""
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from oneglance.core import ImageError, InputError
-from oneglance.files import parse_json
+from oneglance.core import ImageError, InputError, OneglanceWarning
+from oneglance.files import parse_json, reason
 from oneglance.images import image_sha256, load_image
 from oneglance.tasks.synthetic import Split, draw
+
+if TYPE_CHECKING:
+    from oneglance.targets.base import Target
 
 KEYS = frozenset({"id", "task", "prompt", "image", "images", "system", "audio", "ocr"})
 SUFFIXES = frozenset(".png .jpg .jpeg .webp .gif .bmp .tif .tiff .avif".split())
@@ -53,7 +57,7 @@ def read_prompts(path: Path) -> list[Prompt]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read prompts {path}: {error}") from error
+        raise InputError(f"cannot read prompts {path}: {reason(error)}") from error
     found = [prompt_of_line(line, path, number) for number, line in enumerate(lines, start=1) if line.strip()]
     if not found:
         raise InputError(f"{path} holds no prompts; give one a line")
@@ -80,7 +84,7 @@ def read_questions(path: Path | None) -> tuple[str, ...]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read prompts {path}: {error}") from error
+        raise InputError(f"cannot read prompts {path}: {reason(error)}") from error
     questions = tuple(dict.fromkeys(line.strip() for line in lines if line.strip()))
     if not questions:
         raise InputError(f"{path} holds no prompts; write one a line")
@@ -89,17 +93,64 @@ def read_questions(path: Path | None) -> tuple[str, ...]:
     return questions
 
 
-def find_pictures(folder: Path) -> list[tuple[str, Path]]:
-    """(content hash, path) of each different readable picture, in order of the hash: a random but stable order."""
+@dataclass(frozen=True, slots=True)
+class Pictures:
+    """What a folder holds.
+
+    Attributes:
+        found: (content hash, path) of each different readable picture, in order of the hash: random, but stable.
+        unreadable: files that look like pictures and are none.
+        copies: pictures that are among the found already, under another name.
+    """
+
+    found: tuple[tuple[str, Path], ...]
+    unreadable: tuple[Path, ...]
+    copies: tuple[Path, ...]
+
+
+def look_for_pictures(folder: Path) -> Pictures:
+    """The pictures of a folder and its subfolders.
+
+    Raises:
+        InputError: there is no such folder.
+    """
     if not folder.is_dir():
-        raise InputError(f"there is no folder {folder}; --images takes a folder of pictures")
+        what = f"{folder} is a file" if folder.exists() else f"there is no folder {folder}"
+        raise InputError(f"{what}; --images takes a folder of pictures")
     found: dict[str, Path] = {}
-    for path in sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES):
+    unreadable, copies = [], []
+    for path in sorted(p for p in folder.rglob("*") if p.suffix.lower() in {*SUFFIXES, ".pdf"}):
         try:
-            found.setdefault(image_sha256(load_image(str(path))), path.resolve())
+            sha = image_sha256(load_image(str(path)))
         except ImageError:
+            unreadable.append(path)
             continue
-    return sorted(found.items())
+        if sha in found:
+            copies.append(path)
+        else:
+            found[sha] = path.resolve()
+    return Pictures(tuple(sorted(found.items())), tuple(unreadable), tuple(copies))
+
+
+def check_readable(target: Target, name: str) -> None:
+    """Whether the target reads a prompt that has images.
+
+    Raises:
+        InputError: it reads none; the message says how it is asked.
+    """
+    if not target.takes_images:
+        kind, key = ("speech", "audio") if target.takes_audio else ("text-only", "prompt")
+        raise InputError(
+            f"{target.name} is a {kind} target and takes no images, and prompt {name} has one: give --prompts FILE, "
+            f'JSONL with an object {{"{key}": …}} a line'
+        )
+
+
+def note_left_out(reasons: Sequence[str]) -> None:
+    """Say what a folder has that could not be asked about, and why."""
+    if reasons:
+        more = f", and {len(reasons) - 1} more" if len(reasons) > 1 else ""
+        warnings.warn(f"left out: {reasons[0]}{more}", OneglanceWarning, stacklevel=3)
 
 
 def check_unique(prompts: Iterable[Prompt]) -> list[Prompt]:
@@ -116,6 +167,11 @@ def check_unique(prompts: Iterable[Prompt]) -> list[Prompt]:
     return list(seen.values())
 
 
+def line_of(path: Path, number: int) -> str:
+    """What messages call a line of a file."""
+    return f"{path}, line {number}"
+
+
 def prompt_of_line(line: str, path: Path, number: int, *, default: str | None = None) -> Prompt:
     """One line of such a file.
 
@@ -128,7 +184,7 @@ def prompt_of_line(line: str, path: Path, number: int, *, default: str | None = 
     Raises:
         InputError: the line is malformed.
     """
-    where = f"{path}, line {number}"
+    where = line_of(path, number)
     try:
         raw = parse_json(line)
     except ValueError as error:

@@ -29,16 +29,7 @@ def open_run(out: Path, recipe: HeadRecipe, *, rows: dict[str, int], start: int,
     Raises:
         InputError: the folder holds a run that is not to be resumed, or one of another recipe or other data.
     """
-    path, own = out / RECIPE, recipe.model_dump(mode="json")
-    if path.is_file() and not resume:
-        raise InputError(f"{out} already holds a run; --resume goes on with it, another --out starts anew")
-    if path.is_file():
-        before = read_object(path, "choose another --out")
-        differing = [key for key in own if key not in FREE and before.get(key) != own[key]]
-        if differing:
-            raise InputError(
-                f"{out} holds a run with another {differing[0]}; resume it as it was, or choose another --out"
-            )
+    check_run(out, recipe, resume=resume)
     stored = read_object(out / ROWS, "choose another --out") if start and (out / ROWS).is_file() else {}
     if stored.get("processes", rows.get("processes")) != rows.get("processes"):
         raise InputError(
@@ -48,9 +39,41 @@ def open_run(out: Path, recipe: HeadRecipe, *, rows: dict[str, int], start: int,
         raise InputError(f"the traces of {out} have changed since it began; choose another --out")
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / ROWS, json.dumps(rows))
-    write_atomically(path, json.dumps(own, indent=2) + "\n")
+    write_atomically(out / RECIPE, json.dumps(recipe.model_dump(mode="json"), indent=2) + "\n")
     kept = [row for row in read_lines(out / LOG) if row.get("step", start) <= start] if start else []
     write_atomically(out / LOG, "".join(json.dumps(row) + "\n" for row in kept))
+
+
+def check_run(out: Path, recipe: HeadRecipe, *, resume: bool) -> None:
+    """Refuse a folder whose run this recipe cannot go on with. It reads one file: ask before a model is loaded.
+
+    Raises:
+        InputError: the folder holds a run that is not to be resumed, or one of another recipe.
+    """
+    path = out / RECIPE
+    if path.is_file() and not resume:
+        raise InputError(f"{out} already holds a run; --resume goes on with it, another --out starts anew")
+    if path.is_file():
+        own = recipe.model_dump(mode="json")
+        before = {key: value for key, value in read_object(path, "choose another --out").items() if key not in FREE}
+        differing = differences(before, {key: value for key, value in own.items() if key not in FREE})
+        if differing:
+            key, (old, new) = next(iter(differing.items()))
+            more = f" (and {', '.join(list(differing)[1:])})" if len(differing) > 1 else ""
+            raise InputError(
+                f"{out} holds a run with {key}={json.dumps(old)}, and now it is {json.dumps(new)}{more}: give what it "
+                "had to go on with it, or choose another --out"
+            )
+
+
+def differences(before: Any, now: Any, name: str = "") -> dict[str, tuple[Any, Any]]:
+    """Dotted name → both values, of whatever differs between two recipes; what one lacks is None."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        found: dict[str, tuple[Any, Any]] = {}
+        for key in {**now, **before}:
+            found |= differences(before.get(key), now.get(key), f"{name}.{key}" if name else key)
+        return found
+    return {} if before == now else {name: (before, now)}
 
 
 def read_recipe(out: Path) -> HeadRecipe:

@@ -52,7 +52,7 @@ def candidates(run: Path) -> list[Candidate]:
 
 
 def select(run: Path, *, step: int | None = None) -> Candidate:
-    """Make the best checkpoint, or a given one, the run's ``head/``.
+    """Make the best checkpoint, the newest of equals, or a given one, the run's ``head/``.
 
     Raises:
         InputError: there is no such checkpoint.
@@ -63,7 +63,7 @@ def select(run: Path, *, step: int | None = None) -> Candidate:
         raise InputError(
             f"step {step} was not kept or not evaluated; there are {', '.join(str(c.step) for c in found)}"
         )
-    best = max(wanted, key=lambda c: (c.score, -c.step))
+    best = max(wanted, key=lambda c: (c.score, c.step))
     recipe = read_recipe(run)
     kind = kind_of(recipe.kind)
     stored = kind.load(str(Checkpoints(run / "checkpoints").path(best.step)))

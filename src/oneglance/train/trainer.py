@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from oneglance.core import InputError
 from oneglance.drafters.head import DraftConfig
 from oneglance.files import sole_writer
 from oneglance.targets.base import Target
@@ -28,6 +29,7 @@ from oneglance.train.evaluate import Accuracy, heldout_accuracy, heldout_tau, se
 from oneglance.train.features import DiskStore, MemoryStore, NoStore, Store, key_of
 from oneglance.train.initial import check_mask
 from oneglance.train.kinds import kind_of
+from oneglance.train.origin import check_ids, check_image_size, check_origin
 from oneglance.train.processes import open_accelerator, prepare
 from oneglance.train.recipe import HeadRecipe
 from oneglance.train.runlog import log, open_run
@@ -67,6 +69,9 @@ class HeadTrainer:
         out: run folder: ``recipe.json``, ``log.jsonl``, ``checkpoints/``, ``head/``.
         trackers: experiment trackers of accelerate, such as ``tensorboard``.
         store: of features, for runs that share them; the recipe's own choice by default.
+
+    Attributes:
+        done: optimiser steps so far.
     """
 
     def __init__(
@@ -80,13 +85,12 @@ class HeadTrainer:
     ) -> None:
         self.recipe, self.target, self.out = recipe, target, out
         self.accelerator = open_accelerator(recipe, target, out, trackers)
-        self.train_rows = _usable(read_mixed(recipe.data.train_folders))
-        self.heldout_rows = _usable(read_traces(recipe.data.heldout).rows) if recipe.data.heldout else []
-        check_disjoint(self.train_rows, self.heldout_rows)
+        self.train_rows, self.heldout_rows = read_data(recipe, target)
         self.kind = kind_of(recipe.kind)
         head, self.reinitialised = self.kind.initial(recipe, target, self.train_rows)
         self.config: DraftConfig = head.config
         check_mask(self.config, target)
+        check_layers(self.config, target)
         self.objective = recipe.objective.build()
         optimiser = recipe.optimiser
         packed = self.kind.pack(head.float())
@@ -98,6 +102,7 @@ class HeadTrainer:
         self.packed, self.adam = prepare(self.accelerator, packed, adam)
         self.checkpoints = Checkpoints(out / "checkpoints", keep=recipe.schedule.keep)
         self._store = self._feature_store() if store is None else store
+        self.done = 0
 
     @property
     def head(self) -> Any:
@@ -133,12 +138,7 @@ class HeadTrainer:
 
     @property
     def num_steps(self) -> int:
-        optimiser = self.recipe.optimiser
-        if optimiser.max_steps is not None:
-            return optimiser.max_steps
-        assert optimiser.epochs is not None
-        per_step: int = optimiser.batch_size * optimiser.accumulate * self.accelerator.num_processes
-        return max(1, math.ceil(optimiser.epochs * len(self.train_rows) / per_step))
+        return self.recipe.optimiser.num_steps(len(self.train_rows), int(self.accelerator.num_processes))
 
     def run(self, *, resume: bool = False) -> Iterator[Progress]:
         """Train to the end, yielding after each reported step, then write ``head/``.
@@ -152,14 +152,14 @@ class HeadTrainer:
             yield from self._run(resume)
 
     def _run(self, resume: bool) -> Iterator[Progress]:
-        start = self._begin(resume)
+        self.done = start = self._begin(resume)
         if start == 0 and self.recipe.init and self.heldout_rows:
             yield self._report(0, 0.0, None, 0.0, True)
         reported, since = time.perf_counter(), 0
         for step in range(start, self.num_steps):
             result, loss = self._step(step)
             since += self.recipe.optimiser.batch_size * self.recipe.optimiser.accumulate
-            done = step + 1
+            self.done = done = step + 1
             last = done == self.num_steps
             evaluated = bool(self.heldout_rows) and (last or done % self.recipe.schedule.evaluate_every == 0)
             progress = None
@@ -337,6 +337,37 @@ def learning_rate(peak: float, step: int, num_steps: int, warmup_share: float, f
 
 def _added(a: StepResult, b: StepResult) -> StepResult:
     return StepResult(a.loss.detach() + b.loss.detach(), a.weight + b.weight, a.hits + b.hits, a.labelled + b.labelled)
+
+
+def read_data(recipe: HeadRecipe, target: Target) -> tuple[list[Trace], list[Trace]]:
+    """The usable samples to learn from and to judge by.
+
+    Raises:
+        InputError: there are none, they are another target's answers, or the two sets share a sample.
+    """
+    data, fix = recipe.data, "train a head for that one (target={}), or collect this one's answers"
+    train = _usable(read_mixed(data.train_folders))
+    heldout = _usable(read_traces(data.heldout).rows) if data.heldout else []
+    folders = [*data.train_folders, *([data.heldout] if data.heldout else [])]
+    check_origin(folders, target, fix=fix)
+    check_image_size(folders, target, recipe.image_long_side)
+    check_ids([*train, *heldout], target)
+    check_disjoint(train, heldout)
+    return train, heldout
+
+
+def check_layers(config: DraftConfig, target: Target) -> None:
+    """Refuse kept layers that the target does not have.
+
+    Raises:
+        InputError: such a layer; HeadError for one that text-only prompts skip.
+    """
+    ids, last = config.target_layer_ids, target.num_layers - 1
+    odd = [layer for layer in ids if not config.first_layer <= layer <= last]
+    if odd or len(set(ids)) < len(ids):
+        what = f"layer {odd[0]} of {target.num_layers}" if odd else f"{list(ids)}, which repeats a layer"
+        raise InputError(f"head.target_layer_ids asks for {what}; name different ones of 0 to {last}")
+    target.feature_points(ids)
 
 
 def _usable(rows: list[Trace]) -> list[Trace]:
