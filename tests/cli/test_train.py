@@ -305,7 +305,7 @@ def test_a_push_without_a_network_is_one_line(
     folder = shutil.copytree(text_head, tmp_path / "head")
     for refusal in (httpx.ConnectError("no route"), ConnectionError("offline mode is enabled")):
         monkeypatch.setattr("huggingface_hub.HfApi.create_repo", Mock(side_effect=refusal))
-        error = run("push", folder, "someone/head", "--licence", "mit").error
+        error = run("push", folder, "someone/head", "--licence", "mit", "--json").error
         assert f"cannot reach the hub to upload to someone/head ({refusal}); push again online" in error
 
 

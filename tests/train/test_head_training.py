@@ -225,7 +225,7 @@ def test_recipes_reject_unknown_keys_and_apply_overrides(tmp_path: Path) -> None
         ("lr", "no change to a recipe"),
         ("objective.name=magic", "unknown objective"),
         ("optimiser.lr=.inf", "optimiser.lr"),
-        ("optimiser.betas=[2,3]", r"optimiser.betas.0: .*less than 1"),
+        ("optimiser.betas=[2,3]", "optimiser.betas: .*less than 1"),
         ("optimiser.weight_decay=-0.1", "optimiser.weight_decay"),
         ("optimiser.clip=-1", "optimiser.clip: .*greater than 0"),
         ("optimiser.epochs=.inf", "optimiser.epochs"),
