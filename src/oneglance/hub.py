@@ -102,3 +102,11 @@ def answers(*, within_s: float = 2.0) -> bool:
     trial.start()
     trial.join(within_s)
     return answered.is_set()
+
+
+def no_answer() -> type[Exception]:
+    """What the hub's client raises where a request gets no answer, among others: httpx's base error, or httpx2's from
+    huggingface_hub 2 on."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return next(kind for kind in HfHubHTTPError.__mro__ if kind.__name__ == "HTTPError")

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from oneglance.commands import terminal
+
 from .conftest import Run
 
 
@@ -54,6 +56,28 @@ def test_a_dry_run_writes_nothing_and_a_run_writes_traces(run: Run, tmp_path: Pa
     again = run(*words)
     assert "2 traces" in again.out
     assert "0 prompts" in again.err
+
+
+def test_a_dry_run_of_servers_says_that_it_knows_no_time(run: Run, tmp_path: Path) -> None:
+    words = ["collect", "--out", tmp_path / "traces", "--tasks", "textvqa", "--limit", 2, "--url", "http://127.0.0.1:9"]
+    assert "time unknown: no prompt was asked" in run(*words, "--dry-run").out
+
+
+def test_a_log_gets_a_line_now_and_then(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter((100.0, 110.0, 140.0, 145.0, 180.0, 181.0))
+    monkeypatch.setattr("oneglance.commands.terminal.time.monotonic", lambda: next(clock))
+    pulse = terminal.Pulse(100, "prompts", done=10, show=True)
+    for done in (15, 20, 22, 90, 100):
+        pulse.beat(done)
+    said = ["20 of 100 prompts, 4.0 s each, about 5 min left", "90 of 100 prompts, 1.0 a second, about 10 s left"]
+    assert capsys.readouterr().err.splitlines() == said
+    monkeypatch.undo()
+    monkeypatch.setattr(terminal.Pulse, "EVERY_S", 0.0)
+    words = ["collect", "--out", tmp_path / "traces", "--tasks", "textvqa", "--limit", 2, "--max-new-tokens", 8]
+    assert "1 of 2 prompts, " in run(*words).err
+    assert "of 2 prompts, " not in run(*words[:2], tmp_path / "quiet", *words[3:], "--json").err
 
 
 def test_a_full_disk_is_one_line(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,11 +9,11 @@ from statistics import median
 from types import SimpleNamespace
 from unittest.mock import Mock
 
-import httpx
 import pytest
 import yaml
 
 from oneglance.drafters.checkpoint import load_checkpoint, save_checkpoint
+from oneglance.hub import no_answer
 from oneglance.targets import open_target
 from oneglance.testing import tiny_head, tiny_head_config
 from oneglance.train.checkpoints import head_card
@@ -287,14 +287,15 @@ def test_the_best_checkpoint_becomes_the_head(run: Run, recipe: Path, text_targe
     assert "τ unknown: not measured" in shown
     assert "tiny-head, among your own repositories" in run(*words[:2], "tiny-head", *words[3:]).out
     assert "is no name of a repository" in run(*words[:2], "a/b/c", *words[3:]).error
-    assert {path.name for path in (out / "head").iterdir()} == before
-    learned = (
-        "Learned from 6 of the target's own answers (a 3, b 3); judged by 3 of the target's own answers (a 2, b 1)."
-    )
-    assert learned in card
+    for part in (
+        "Learned from 6 of the target's own answers (a 3, b 3)",
+        "judged by 3 of the target's own answers (a 2",
+    ):
+        assert part in card
     for key, what in (("head_sha256", "another head"), ("target_geometry_sha256", "another target")):
         (tmp_path / "others.json").write_text(json.dumps({**scored, key: "0" * 64}))
         assert f"the scores are of {what}" in run(*words, "--scores", tmp_path / "others.json").error
+    assert {path.name for path in (out / "head").iterdir()} == before
     assert "is not a file of scores" in run(*words, "--scores", recipe).error
     assert "there is no folder" in run("push", tmp_path / "no", "a/b", "--licence", "mit", "--dry-run").error
 
@@ -303,9 +304,9 @@ def test_a_push_without_a_network_is_one_line(
     run: Run, text_head: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = shutil.copytree(text_head, tmp_path / "head")
-    for refusal in (httpx.ConnectError("no route"), ConnectionError("offline mode is enabled")):
+    for refusal in (no_answer()("no route"), ConnectionError("offline mode is enabled")):
         monkeypatch.setattr("huggingface_hub.HfApi.create_repo", Mock(side_effect=refusal))
-        error = run("push", folder, "someone/head", "--licence", "mit").error
+        error = run("push", folder, "someone/head", "--licence", "mit", "--json").error
         assert f"cannot reach the hub to upload to someone/head ({refusal}); push again online" in error
 
 

@@ -210,11 +210,13 @@ def choose_prompts(
 
 
 def follow(collection: Collection, answerer: Answerer, *, show: bool) -> Collected:
-    """Collect to the end, with a bar on a terminal."""
+    """Collect to the end, with a bar on a terminal, and a line now and then where there is none."""
+    pulse = terminal.Pulse(len(collection.prompts), "prompts", done=collection.progress.done, show=show)
     with terminal.bar(show=show) as bar:
         task = bar.add_task("collecting", total=len(collection.prompts), completed=collection.progress.done)
         for progress in collection.run(answerer):
             bar.update(task, completed=progress.done, description=f"{progress.num_tokens} tokens")
+            pulse.beat(progress.done)
     return progress
 
 
@@ -233,10 +235,12 @@ def keep_features(out: Path, target: Target, layout: Layout, *, show: bool) -> d
             file=sys.stderr,
         )
     _check_room(out, needed)
+    pulse = terminal.Pulse(len(rows), "traces", show=show)
     with terminal.bar(show=show) as bar:
         task = bar.add_task("features", total=len(rows))
         for done in cache_features(out, target, layout):
             bar.update(task, completed=done)
+            pulse.beat(done)
     written = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     return {"features": str(folder), "feature_bytes": written, "features_of": done}
 

@@ -8,6 +8,7 @@ import math
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any, TextIO
@@ -107,6 +108,36 @@ def bar(*, show: bool, console: Console | None = None) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     quiet = not (show and sys.stderr.isatty())
     return Progress(*columns, console=console or Console(stderr=True), disable=quiet, transient=True)
+
+
+class Pulse:
+    """How far a long job is, for logs: a line on stderr now and then where that is no terminal and shows no bar.
+
+    Args:
+        total: of whatever is counted.
+        noun: its plural.
+        done: before this run, so not of its rate.
+        show: say anything at all.
+    """
+
+    EVERY_S = 30.0
+
+    def __init__(self, total: int, noun: str, *, done: int = 0, show: bool) -> None:
+        self._total, self._noun, self._first = total, noun, done
+        self._shows = show and not sys.stderr.isatty()
+        self._began = self._said = time.monotonic()
+
+    def beat(self, done: int) -> None:
+        """Say it, if the last line is old enough."""
+        now = time.monotonic()
+        if not self._shows or now - self._said < self.EVERY_S or not self._first < done < self._total:
+            return
+        from oneglance.train.amounts import duration
+
+        self._said, rate = now, (done - self._first) / (now - self._began)
+        pace = f"{rate:.1f} a second" if rate >= 1 else f"{1 / rate:.1f} s each"
+        left = duration((self._total - done) / rate)
+        print(f"{done} of {self._total} {self._noun}, {pace}, about {left} left", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

@@ -141,6 +141,8 @@ def follow(trainer: HeadTrainer, console: Console, *, resume: bool, again: str =
         again: what goes on with a run that is interrupted.
     """
     reports, saved = [], trainer.checkpoints.steps()
+    done = saved[-1] if resume and saved else 0
+    pulse = terminal.Pulse(trainer.num_steps, "steps", done=done, show=not console.quiet)
     if resume and saved:
         console.print(f"goes on after step {saved[-1]} of {trainer.num_steps}")
     with terminal.told(lambda: stopped(trainer, again)), terminal.bar(show=not console.quiet, console=console) as bar:
@@ -150,6 +152,7 @@ def follow(trainer: HeadTrainer, console: Console, *, resume: bool, again: str =
             bar.update(task, completed=progress.step, description=f"loss {progress.loss:.3f}")
             for line in lines(progress):
                 console.print(line)
+            pulse.beat(progress.step)
     return reports
 
 

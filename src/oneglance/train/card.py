@@ -14,6 +14,7 @@ from oneglance.core import InputError
 from oneglance.drafters.checkpoint import HeadCheckpoint, load_checkpoint
 from oneglance.drafters.head import num_parameters
 from oneglance.files import parse_json, reason, write_atomically
+from oneglance.hub import no_answer
 from oneglance.train.amounts import parameters, plural
 
 T = TypeVar("T")
@@ -197,7 +198,6 @@ def upload(folder: Path, repository: str, *, private: bool, revision: str | None
     Raises:
         InputError: the hub refuses.
     """
-    import httpx
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
@@ -207,10 +207,10 @@ def upload(folder: Path, repository: str, *, private: bool, revision: str | None
         done = api.upload_folder(
             repo_id=made.repo_id, folder_path=str(folder), allow_patterns=list(FILES), revision=revision
         )
-    except (httpx.TransportError, ConnectionError) as error:
-        raise InputError(f"cannot reach the hub to upload to {repository} ({error}); push again online") from error
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
+    except (HfHubHTTPError, HFValidationError) as error:
         raise InputError(f"cannot upload to {repository}: {reason(error)}; log in with 'hf auth login'") from error
+    except (no_answer(), OSError) as error:
+        raise InputError(f"cannot reach the hub to upload to {repository} ({error}); push again online") from error
     return str(done)
 
 

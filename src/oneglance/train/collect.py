@@ -138,7 +138,8 @@ class Estimate:
 
     def line(self) -> str:
         """For a terminal."""
-        time_text = "" if self.seconds is None else f", about {duration(self.seconds)}"
+        unknown = ", time unknown: no prompt was asked" if self.num_prompts else ""
+        time_text = unknown if self.seconds is None else f", about {duration(self.seconds)}"
         tokens = plural(round(self.prompt_tokens), "token")
         return (
             f"{plural(self.num_prompts, 'prompt')} of about {tokens}, answers of about {self.answer_tokens:.0f}: "

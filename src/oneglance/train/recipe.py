@@ -205,7 +205,7 @@ class HeadRecipe(Section):
     init: str | None = None
     """A head to start from; tensors that do not fit are initialised anew, and said."""
     precision: Literal["no", "bf16"] = "no"
-    """Of the head's forward and backward; master weights are fp32 always."""
+    """Of the head's forward and backward, no (fp32) or bf16; master weights are fp32 always."""
     save_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     """Of the final head's tensors; checkpoints to resume from are fp32."""
     image_long_side: int | None = Field(default=768, gt=0)
