@@ -56,6 +56,7 @@ def train_matched(
     with 95 % bootstrap intervals over prompts, written to matched.json in the folder. --resume goes on with whichever
     run was killed and skips what is done.
     """
+    state = process_state(device)
     from oneglance.bench.manifest import manifest
     from oneglance.targets import open_target
     from oneglance.train.matched import arms, by_turns, matched_recipe, probe, probe_sizes, scores
@@ -64,7 +65,6 @@ def train_matched(
     from oneglance.train.traces import read_traces
     from oneglance.train.trainer import HeadTrainer
 
-    state = process_state(device)
     plan = load_recipe(recipe, overrides or [])
     opening.check_tree(budget, None)
     if max_new_tokens < 2:
