@@ -20,12 +20,12 @@ TARGET, QUESTION = "builtin:reader", "Transcribe the document."
 
 def main(images: Annotated[Path, typer.Argument(exists=True)], out: Path, steps: int) -> None:
     changes = ["head.num_layers=1", "data.num_anchors=8", f"optimiser.max_steps={steps}"]
-    plan = make_plan(images, out, target=TARGET, questions=[QUESTION], overrides=changes)
+    plan = make_plan(images, out, target=TARGET, questions=[QUESTION], overrides=changes, max_new_tokens=48)
     plain = oneglance.load(TARGET, drafter="none")
-    answerer = LocalAnswerer(plain, max_new_tokens=48)
-    for part in ("train", "heldout"):
-        for done in collection(plan, part, answerer).run(answerer):
-            print(f"{part}: {done.done} of {done.total} answered")
+    answerer = LocalAnswerer(plain, max_new_tokens=plan.max_new_tokens)
+    for folder in plan.parts:
+        for done in collection(plan, folder, answerer).run(answerer):
+            print(f"{folder}: {done.done} of {done.total} answered")
     trainer = HeadTrainer(plan.recipe, plain.target, out / "run")
     for progress in trainer.run():
         print(f"step {progress.step}: loss {progress.loss:.3f}, held-out tau {progress.tau}")

@@ -194,7 +194,7 @@ def test_a_failure_says_its_path_once(run: Run, folder: Path, vision_target: Pat
     result = run("run", folder, *ASK, "--target", vision_target, "--out", tmp_path / "out.jsonl")
     assert result.err.splitlines()[0] == "2 failed:"
     for line, name in zip(result.err.splitlines()[1:], ("e.pdf", "d.png"), strict=True):
-        assert line.count(name) == 1
+        assert line.count(str(folder / name)) == 1
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,7 @@ def test_unknown_model_type_names_the_known_ones() -> None:
     ],
 )
 def test_bad_options_are_one_line(options: dict[str, str], message: str, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "config.json").write_text("{}")
     name = options.pop("name", str(tmp_path))
     with pytest.raises(TargetError, match=message) as error:
         open_target(name, **options)

@@ -414,7 +414,7 @@ def test_what_does_not_go_with_auto_is_refused(qwen3: Target) -> None:
     with pytest.raises(InputError, match="fixed shape"):
         at_budget(bind, qwen3.with_passes(FixedShape(64)), budget="auto", policy=best_first)
     with pytest.raises(InputError, match="marginals"):
-        at_budget(prepare_ngram(None), qwen3, budget="auto")
+        at_budget(prepare_ngram(), qwen3, budget="auto")
 
 
 def test_a_request_may_still_name_its_budget(qwen3: Target) -> None:

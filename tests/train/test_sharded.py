@@ -74,7 +74,7 @@ def data(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, count in (("train", 6), ("heldout", 2)):
         prompts = [Prompt(f"{name}{i}", "text", f"{name} question {i}, please") for i in range(count)]
         answerer = LocalAnswerer(Decoder(target, NoDrafter()), max_new_tokens=20)
-        list(Collection(folder / name, prompts, target, None, 20, {}).run(answerer))
+        list(Collection(folder / name, prompts, target, 768, 20, {}).run(answerer))
     return folder
 
 

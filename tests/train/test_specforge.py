@@ -350,7 +350,7 @@ def test_layer_inputs_at_top_level_are_one_more(target: Target, tmp_path: Path) 
     assert raw["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3]
     assert raw["eagle_aux_hidden_state_layer_ids"] == [2, 3, 4]
     assert not any(key.startswith(("speculators", "transformer_layer")) for key in raw)
-    for kind, message in (("dflash", "this is no EAGLE-3 head"), ("eagle3", "has norm_before_residual")):
+    for kind, message in (("dflash", "is a block head, not an EAGLE-3 head"), ("eagle3", "has norm_before_residual")):
         (tmp_path / "flat" / "config.json").write_text(
             json.dumps({**nested, "speculators_model_type": kind, "norm_before_residual": True})
         )

@@ -102,8 +102,8 @@ def generate(
         threads=threads,
         fixed_shape=fixed_shape,
     )
-    opening.note_unasked(target, prompt, pictures)
     params = replace(params, gate=opening.delta(margin, decoder.target))
+    opening.note_unasked(target, prompt, pictures)
     stream = decoder.stream_params(prompt, params, images=pictures, system=system, audio=audio)
     is_whole = terminal.follow(stream, None if json else terminal.StreamPrinter(sys.stdout))
     if json:

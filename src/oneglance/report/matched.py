@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from oneglance.report.section import Section
@@ -21,7 +22,7 @@ COLUMNS: dict[str, str] = {
     "identical": "identical",
 }
 RATIOS = ("tau_ratio", "time_ratio", "speedup")
-POOLED = "all tasks"
+POOLED, PLAIN = "all tasks", "plain"
 
 
 def is_matched(result: Mapping[str, Any]) -> bool:
@@ -65,6 +66,24 @@ def matched_sections(result: Mapping[str, Any], before: str = "") -> list[Sectio
         )
         for corpus in dict.fromkeys(score["corpus"] for score in probe)
     ]
+
+
+def by_size(result: Mapping[str, Any]) -> tuple[dict[str, str], list[dict[str, Any]]]:
+    """Columns and rows of a table: the tree's τ over each arm's as the probe of the first corpus grows."""
+    first = result["probe"][0]["corpus"]
+    pooled = [score for score in result["probe"] if score["task"] is None and score["corpus"] == first]
+    columns = {"arm": "tree's τ over"} | {str(n): f"{n} prompts" for n in dict.fromkeys(score["n"] for score in pooled)}
+    rows: dict[str, dict[str, Any]] = {}
+    for score in pooled:
+        if score["tau_ratio"] and score["arm"] != PLAIN:
+            rows.setdefault(score["arm"], {"arm": score["arm"]})[str(score["n"])] = _bounds(score["tau_ratio"])
+    return columns, list(rows.values())
+
+
+def largest(section: Section) -> Section:
+    """A corpus with its largest probe alone, and its tasks."""
+    most = max(row["n"] for row in section.rows)
+    return replace(section, rows=[row for row in section.rows if row["task"] != POOLED or row["n"] == most])
 
 
 def _bounds(found: Mapping[str, float | None] | None) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from oneglance.bench.metrics import geomean
-from oneglance.report.matched import is_matched, matched_sections
+from oneglance.report.matched import by_size, is_matched, largest, matched_sections
 from oneglance.report.results import COSTS, PASSES, Rows, is_cost, regression, split
 from oneglance.report.tables import cell, document, markdown, with_bounds
 
@@ -197,7 +197,8 @@ def _cost(result: Mapping[str, Any]) -> list[str]:
 
 
 def _matched(result: Mapping[str, Any]) -> list[str]:
-    return [document(matched_sections(result), level=4)]
+    columns, rows = by_size(result)
+    return [document([largest(own) for own in matched_sections(result)], level=4), markdown(rows, columns)]
 
 
 WRITERS: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {
