@@ -290,7 +290,7 @@ class Collection:
             prompt, tuple(shrink(p, self.long_side) for p in pictures), tuple(image_sha256(p) for p in pictures)
         )
         for part in contents(asked.trace(())) & self._forbidden.keys():
-            raise InputError(f"leave out prompt {prompt.id}: it {clash(part, *self._forbidden[part])}")
+            raise InputError(f"prompt {prompt.id} {clash(part, *self._forbidden[part])}; keep the two sets disjoint")
         return asked
 
     def _judge(self, asked: Asked, answer: list[int]) -> Trace | Skip:

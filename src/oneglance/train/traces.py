@@ -156,7 +156,8 @@ def check_disjoint(train: Iterable[Trace], heldout: Iterable[Trace]) -> None:
     seen = {part: row.id for row in train for part in contents(row)}
     for row in heldout:
         for part in contents(row) & seen.keys():
-            raise InputError(f"held-out sample {row.id} {clash(part, seen[part], 'training')}")
+            shared = clash(part, seen[part], "training")
+            raise InputError(f"held-out sample {row.id} {shared}; keep the two sets disjoint")
 
 
 def contents(row: Trace) -> set[tuple[str, ...]]:
@@ -171,9 +172,9 @@ def counts(rows: Iterable[Trace]) -> dict[str, Any]:
 
 
 def clash(part: tuple[str, ...], other: str, where: str) -> str:
-    """What two samples share, and the fix; ``other`` is the second one's id."""
+    """What two samples share; ``other`` is the second one's id."""
     what = "an image" if len(part) == 1 else "its prompt"
-    return f"shares {what} with sample {other} of {where}; keep the two sets disjoint"
+    return f"shares {what} with sample {other} of {where}"
 
 
 def _parse(line: str, path: Path, number: int) -> Trace:
