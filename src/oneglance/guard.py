@@ -11,6 +11,7 @@ import torch
 
 from oneglance.core import EMPTY_TREE, Drafter, DraftError, Kept, Observer, OneglanceError, Round, TokenTree
 from oneglance.errors import warn_user
+from oneglance.targets.base import Target
 from oneglance.targets.state import TargetState
 
 
@@ -21,16 +22,16 @@ class Guarded:
 
     Args:
         drafter: proposes.
-        vocab_size: of the target; no tree may hold another token.
+        target: verifies; no tree may hold a token that it does not have, or that stands for an image.
         warn: is told once, when drafting ends.
 
     Attributes:
         failure: why drafting ended, or None.
     """
 
-    def __init__(self, drafter: Drafter, vocab_size: int, warn: Callable[[str], None] | None = None) -> None:
+    def __init__(self, drafter: Drafter, target: Target, warn: Callable[[str], None] | None = None) -> None:
         self._drafter = drafter
-        self._vocab_size = vocab_size
+        self._target = target
         self._warn = warn or warn_user
         self.failure: str | None = None
         self.name = drafter.name
@@ -59,7 +60,7 @@ class Guarded:
 
         def step() -> TokenTree:
             tree = self._drafter.draft(root, state, self._draft_state, max_depth=max_depth)
-            check_tree(tree, vocab_size=self._vocab_size, max_depth=max_depth, budget=self._budget)
+            check_tree(tree, self._target, max_depth=max_depth, budget=self._budget)
             return tree
 
         tree: TokenTree = self._attempt(step, EMPTY_TREE)
@@ -86,7 +87,7 @@ class Guarded:
             return otherwise
 
 
-def check_tree(tree: TokenTree, *, vocab_size: int, max_depth: int, budget: int | None) -> None:
+def check_tree(tree: TokenTree, target: Target, *, max_depth: int, budget: int | None) -> None:
     """Hold a drafter to what ``core.Drafter.draft`` promises.
 
     Raises:
@@ -99,9 +100,13 @@ def check_tree(tree: TokenTree, *, vocab_size: int, max_depth: int, budget: int 
     strange = [kind.__name__ for kind in set(map(type, tree.token_ids)) if not issubclass(kind, Integral)]
     if strange:
         raise DraftError(f"it proposed token ids of type {', '.join(strange)}, not int")
+    vocab_size = target.vocab_size
     outside = [token for token in (min(tree.token_ids), max(tree.token_ids)) if not 0 <= token < vocab_size]
     if outside:
         raise DraftError(f"it proposed token {outside[0]}; the target's vocabulary has ids 0 to {vocab_size - 1}")
+    banned = [token for token in target.banned_ids if token in tree.token_ids]
+    if banned:
+        raise DraftError(f"it proposed token {banned[0]} of target.banned_ids")
     if max(tree.depths) > max_depth:
         raise DraftError(f"it proposed {max(tree.depths)} tokens in a row where max_depth is {max_depth}")
     if budget is not None and len(tree) > budget:

@@ -58,7 +58,7 @@ def _explained(name: str, kind: Kind) -> Iterator[None]:
 
     try:
         yield
-    except (OSError, HFValidationError) as error:  # all that the hub's client raises
+    except (OSError, HFValidationError, no_answer()) as error:
         why, fix = _reason(error)
         raise ERRORS[kind](f"{kind} {name!r} is no folder here and cannot be downloaded: {why}; {fix}") from error
 
@@ -77,6 +77,8 @@ def _reason(error: Exception) -> tuple[str, str]:
     if isinstance(error, errors.LocalEntryNotFoundError) and constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set, and the cache does not have it", f"unset that, {ELSEWHERE}"
     if isinstance(error, errors.LocalEntryNotFoundError):
+        return f"{host} does not answer", f"check the network, {ELSEWHERE}"
+    if isinstance(error, no_answer()) and not isinstance(error, errors.HfHubHTTPError):
         return f"{host} does not answer", f"check the network, {ELSEWHERE}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__, "check the name and the network"

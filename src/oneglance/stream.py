@@ -102,7 +102,7 @@ class Run:
         self.text = self._empty_text()
         self.recorder = Recorder(self.text, params.logprobs)
         self.rule = make_rule(self.recorder.watch)
-        self.drafter = Guarded(drafter, target.vocab_size, warn)
+        self.drafter = Guarded(drafter, target, warn)
         self.head = weights_of(drafter)
         self.warn = warn
         self.reuse = None if prefixes is None else Reuse(prefixes, target, self.drafter, inputs)

@@ -148,7 +148,7 @@ class Faulty(NgramDrafter):
         ("deep", "where max_depth is"),
         ("writes", "draft wrote to the target's state"),
         ("remembers", "learns from one answer|by a drafter that starts there"),
-        ("banned", r"which are in target\.banned_ids"),
+        ("banned", r"of target\.banned_ids"),
         ("twins", "the same token twice"),
         ("wide", "its budget is"),
         ("idle", "passes where max_depth is 0"),

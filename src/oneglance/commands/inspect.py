@@ -17,7 +17,7 @@ from rich.text import Text
 from oneglance.commands import options, terminal
 from oneglance.core import HeadError, InputError, OneglanceWarning
 from oneglance.files import parse_json
-from oneglance.hub import answers, fetch_config, has_owner
+from oneglance.hub import answers, fetch_config, has_owner, no_answer
 
 if TYPE_CHECKING:
     from oneglance.drafters.checkpoint import Checkpoint
@@ -128,7 +128,7 @@ def published_tensors(name: str, folder: Path) -> frozenset[str]:
         InputError: it has weights as pickles alone, or they cannot be looked at.
     """
     from huggingface_hub import constants, get_safetensors_metadata
-    from huggingface_hub.errors import HfHubHTTPError, NotASafetensorsRepoError, OfflineModeIsEnabled
+    from huggingface_hub.errors import NotASafetensorsRepoError, OfflineModeIsEnabled
 
     pickles = InputError(
         f"{name} has one layer, as a draft head has, and its weights are pickles, which are never loaded; "
@@ -144,7 +144,7 @@ def published_tensors(name: str, folder: Path) -> frozenset[str]:
         return frozenset(get_safetensors_metadata(name).weight_map)
     except NotASafetensorsRepoError as error:
         raise pickles from error
-    except (HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
+    except (no_answer(), OfflineModeIsEnabled, OSError) as error:
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise InputError(
             f"{name} has one layer, as a draft head has, and its tensors cannot be listed ({reason}); download it first"

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from oneglance.core import EMPTY_TREE, AnyBudget, Drafter, InputError, Kept, OneglanceWarning, Round, TokenTree
+from oneglance.core import EMPTY_TREE, AnyBudget, Drafter, InputError, Kept, Round, TokenTree
 from oneglance.cost import MAX_NODES, cache_file, read_costs, write_costs
 from oneglance.drafters.timing import MarginalDrafter, measure, provenance
+from oneglance.errors import warn_user
 from oneglance.pace import Choice, Controller, Outlook
 from oneglance.targets.base import Target
 from oneglance.targets.state import TargetState
@@ -149,7 +149,7 @@ class Paced:
         try:
             write_costs(self._path, self.controller.costs, self.controller.learned())
         except OSError as error:
-            _warn(f"cannot keep what was learned in {self._path}: {error.strerror}")
+            warn_user(f"cannot keep what was learned in {self._path}: {error.strerror}")
             self._path = None
 
 
@@ -199,11 +199,11 @@ def _paced(drafter: MarginalDrafter, target: Target, *, keeps: bool) -> Paced:
             costs, learned = kept
             return Paced(drafter, Controller.resume(costs, learned if keeps else {}), path if keeps else None)
     except (InputError, ValueError, TypeError, ArithmeticError) as error:
-        _warn(f"{error}; measuring anew")
+        warn_user(f"{error}; measuring anew")
     found = measure(target, drafter)
     controller = Controller(found.costs)
     if found.doubt is not None:
-        _warn(
+        warn_user(
             f"the times of passes do not fit together ({found.doubt}), so --budget auto reckons with them in this run "
             "and keeps none; let nothing else run on this machine, and the next run measures and keeps them"
         )
@@ -211,10 +211,6 @@ def _paced(drafter: MarginalDrafter, target: Target, *, keeps: bool) -> Paced:
     try:
         write_costs(path, controller.costs, controller.learned())
     except OSError as error:
-        _warn(f"cannot keep the measured costs in {path}: {error.strerror}")
+        warn_user(f"cannot keep the measured costs in {path}: {error.strerror}")
         keeps = False
     return Paced(drafter, controller, path if keeps else None)
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, OneglanceWarning, stacklevel=2)

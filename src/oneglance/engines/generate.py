@@ -95,7 +95,7 @@ class Glance:
         target, drafter = self._bind_to(model)
         inputs = _inputs(target, input_ids, model_kwargs)
         keeper = Criteria(stopping_criteria, input_ids, int(generation_config.max_length))
-        guarded = Guarded(drafter, target.vocab_size)
+        guarded = Guarded(drafter, target)
         self.rounds = []
         state = target.prefill(inputs, guarded.target_layer_ids)
         root = rule.first(state.last_row, state.token_ids)

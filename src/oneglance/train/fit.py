@@ -6,7 +6,7 @@ import hashlib
 import json
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,9 +79,10 @@ class Plan:
         return ("unreadable", self.pictures.unreadable), ("left out as copies of others", self.pictures.copies)
 
     def sha256(self) -> str:
-        """Of all that decides the head, but for the target's weights."""
+        """Of all that decides the head; a local target's weights count by their files' sizes and times."""
         asked = [[(prompt.id, prompt.text) for prompt in part] for part in (self.train, self.heldout)]
-        whole = [asked, self.recipe.model_dump(mode="json"), self.max_new_tokens]
+        weights = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in sorted(_weights(self.recipe.target))]
+        whole = [asked, self.recipe.model_dump(mode="json"), self.max_new_tokens, weights]
         return hashlib.sha256(json.dumps(whole).encode()).hexdigest()
 
 
@@ -257,6 +258,11 @@ def listed(paths: Sequence[Path]) -> str:
     """The names of the first few files."""
     more = len(paths) - SHOWN_FILES
     return ", ".join(path.name for path in paths[:SHOWN_FILES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _weights(target: str) -> Iterable[Path]:
+    """Weight files of a target that lies in a folder."""
+    return (path for path in Path(target).expanduser().glob("*") if path.suffix in (".safetensors", ".bin"))
 
 
 def _answer_few(rest: Collection, answerer: LocalAnswerer) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -121,6 +120,8 @@ def available_bytes(device: torch.device) -> int:
 
 def peak_bytes(device: torch.device) -> int:
     """The most memory that this process has held so far: on the GPU where it works on one, else resident."""
+    import resource  # of Linux and macOS
+
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     unit = 1 if sys.platform == "darwin" else 1024
