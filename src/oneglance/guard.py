@@ -22,7 +22,7 @@ class Guarded:
 
     Args:
         drafter: proposes.
-        target: verifies; no tree may hold a token that it does not have, or that stands for an image.
+        target: verifies; no tree may hold a token that it does not have.
         warn: is told once, when drafting ends.
 
     Attributes:
@@ -104,9 +104,6 @@ def check_tree(tree: TokenTree, target: Target, *, max_depth: int, budget: int |
     outside = [token for token in (min(tree.token_ids), max(tree.token_ids)) if not 0 <= token < vocab_size]
     if outside:
         raise DraftError(f"it proposed token {outside[0]}; the target's vocabulary has ids 0 to {vocab_size - 1}")
-    banned = [token for token in target.banned_ids if token in tree.token_ids]
-    if banned:
-        raise DraftError(f"it proposed token {banned[0]} of target.banned_ids")
     if max(tree.depths) > max_depth:
         raise DraftError(f"it proposed {max(tree.depths)} tokens in a row where max_depth is {max_depth}")
     if budget is not None and len(tree) > budget:

@@ -375,6 +375,8 @@ class Held:
             check_tree(tree, self._target, max_depth=max_depth, budget=self._budget)
         except DraftError as error:
             raise AssertionError(str(error)) from error
+        banned = sorted(set(tree.token_ids) & set(self._target.banned_ids))
+        assert not banned, f"it proposed {banned}, of target.banned_ids"
         passes = self._drafter.num_passes(tree)
         assert passes >= 0, f"num_passes is {passes}"
         assert max_depth or not passes, f"it made {passes} passes where max_depth is 0"
