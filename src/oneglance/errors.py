@@ -104,6 +104,11 @@ def _section(kind: type[BaseModel], names: Sequence[int | str]) -> type[BaseMode
     return kind
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of a message that has something on it; the kind of error where none has."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def warn_user(message: str) -> None:
     """Say something that costs speed, where nobody else is there to be told."""
     warnings.warn(message, OneglanceWarning, stacklevel=2)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from oneglance.errors import InputError
+from oneglance.errors import InputError, first_line
 
 MAX_DEPTH = 100
 TOO_DEEP = f"it is nested more than {MAX_DEPTH} deep"
@@ -81,7 +81,7 @@ def read_object(path: Path, fix: str) -> dict[str, Any]:
 
 def reason(error: Exception) -> str:
     """Why a file cannot be read, in one line and without its name, which the message has already."""
-    return getattr(error, "strerror", None) or next(iter(str(error).splitlines()), type(error).__name__)
+    return getattr(error, "strerror", None) or first_line(error)
 
 
 def _check_depth(value: Any) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from oneglance.errors import HeadError, InputError, TargetError
+from oneglance.errors import HeadError, InputError, TargetError, first_line
 
 Kind = Literal["target", "head", "target or head"]
 ERRORS: dict[Kind, type[InputError]] = {"target": TargetError, "head": HeadError, "target or head": InputError}
@@ -80,8 +80,7 @@ def _reason(error: Exception) -> tuple[str, str]:
         return f"{host} does not answer", f"check the network, {ELSEWHERE}"
     if isinstance(error, no_answer()) and not isinstance(error, errors.HfHubHTTPError):
         return f"{host} does not answer", f"check the network, {ELSEWHERE}"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__, "check the name and the network"
+    return first_line(error), "check the name and the network"
 
 
 def answers(*, within_s: float = 2.0) -> bool:

@@ -20,7 +20,7 @@ A_SCREEN = 62  # lines of a function
 # reverse. `testing` ships doubles of targets and drafters.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"errors"}),
-    frozenset({"files", "fetch", "hub", "sampling"}),
+    frozenset({"amounts", "files", "fetch", "hub", "sampling"}),
     frozenset({"core"}),
     frozenset({"tree", "cost", "accept", "stats", "text", "images", "audio", "acceptance"}),
     frozenset({"tasks", "widths"}),

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from oneglance.amounts import plural
 from oneglance.commands import asking, measuring, opening, options, terminal
 from oneglance.core import InputError
 
@@ -193,7 +194,7 @@ def _show_task(console: Console, own: list[dict[str, Any]]) -> None:
     score = "" if first["score"] is None else f", score {first['score']:.3f}"
     share = first["prefill_share"]
     context = "" if share is None else f", prefill {share:.0%} of plain decoding's whole time"
-    size = f"{first['n']} prompt{'s' if first['n'] > 1 else ''} of {first['tokens']:.0f} new tokens"
+    size = f"{plural(first['n'], 'prompt')} of {first['tokens']:.0f} new tokens"
     title = f"{first['task']}: {size}{score}, mean next-token entropy {first['entropy_nats']:.3f} nats"
     if first.get("extra_input"):
         title = f"{first['task']}, given {first['extra_input']} as well"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from oneglance.amounts import plural, size
 from oneglance.commands import opening, options, terminal
 from oneglance.commands.asking import choose_tasks
 from oneglance.core import InputError
@@ -222,7 +223,6 @@ def follow(collection: Collection, answerer: Answerer, *, show: bool) -> Collect
 
 def keep_features(out: Path, target: Target, layout: Layout, *, show: bool) -> dict[str, Any]:
     """Write the features of all traces of a folder, the size named first; for JSON."""
-    from oneglance.train.amounts import plural, size
     from oneglance.train.caching import FEATURES, cache_features, feature_bytes
     from oneglance.train.traces import read_traces
 
@@ -247,7 +247,6 @@ def keep_features(out: Path, target: Target, layout: Layout, *, show: bool) -> d
 
 def summary(out: Path, last: Collected) -> str:
     """The last line."""
-    from oneglance.train.amounts import plural
     from oneglance.train.collect import reasons
 
     num_skipped = sum(last.skipped.values())

@@ -16,6 +16,7 @@ from rich.live import Live
 from rich.table import Column, Table
 from rich.text import Text
 
+from oneglance.amounts import plural
 from oneglance.commands import opening, options, terminal
 from oneglance.commands.opening import open_decoder, read_images, sampling
 from oneglance.core import AnyBudget
@@ -183,11 +184,11 @@ def table(comparison: Comparison) -> Table:
 def footnote(duel: Duel, comparison: Comparison, *, tree: str, budget: AnyBudget) -> str:
     """What the figures are."""
     setting = settings(duel, tree=tree, budget=budget)
-    threads = f"{setting['threads']} thread{'s' if setting['threads'] > 1 else ''}"
+    threads = plural(setting["threads"], "thread")
     num_pairs = len(comparison.pairs)
     size = "as many nodes as pay" if budget == "auto" else f"{budget} nodes"
     return (
-        f"Median of {num_pairs} interleaved pair{'s' if num_pairs > 1 else ''} after a warm-up, lowest and highest in "
+        f"Median of {plural(num_pairs, 'interleaved pair')} after a warm-up, lowest and highest in "
         f"brackets. Decoding only: prefill takes {comparison.drafted.prefill_ms:.0f} ms in either arm. "
         f"{setting['dtype']}, {setting['device']}, {threads}; {tree} tree of {size}."
     )

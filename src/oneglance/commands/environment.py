@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 
 from oneglance import __version__
+from oneglance.amounts import plural
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pillow")
 
@@ -90,7 +91,7 @@ def release(version: str) -> tuple[int, ...]:
 def check_threads() -> Check:
     """Whether torch uses the cores that there are, and whether others use them too."""
     threads, cores = torch.get_num_threads(), num_cores()
-    detail = f"{threads} of {cores} core{'s' if cores > 1 else ''}"
+    detail = f"{threads} of {plural(cores, 'core')}"
     if threads > cores:
         return Check("threads", "note", f"{detail}: more threads than cores slow every pass; add --threads {cores}")
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from oneglance.commands import options, terminal
 from oneglance.core import HeadError, InputError, OneglanceWarning
+from oneglance.errors import first_line
 from oneglance.files import parse_json
 from oneglance.hub import answers, fetch_config, has_owner, no_answer
 
@@ -145,9 +146,9 @@ def published_tensors(name: str, folder: Path) -> frozenset[str]:
     except NotASafetensorsRepoError as error:
         raise pickles from error
     except (no_answer(), OfflineModeIsEnabled, OSError) as error:
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise InputError(
-            f"{name} has one layer, as a draft head has, and its tensors cannot be listed ({reason}); download it first"
+            f"{name} has one layer, as a draft head has, and its tensors cannot be listed ({first_line(error)}); "
+            "download it first"
         ) from error
 
 

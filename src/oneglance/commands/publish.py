@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from oneglance.amounts import size
 from oneglance.commands import options, terminal
 
 HeadName = Annotated[str, typer.Argument(metavar="HEAD", help="The head: a folder, a hub id, or builtin:reader.")]
@@ -111,7 +112,6 @@ def push(
 
 def _announced(plan: dict[str, Any]) -> str:
     """What goes where, a line a fact."""
-    from oneglance.train.amounts import size
 
     where = plan["repository"] if "/" in plan["repository"] else f"{plan['repository']}, among your own repositories"
     kind = "private if it is new" if plan["private"] else "public if it is new"

@@ -12,8 +12,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from oneglance.amounts import plural
 from oneglance.commands.pairs import ARMS, DRAFTED, PLAIN, Duel
-from oneglance.commands.terminal import counted, round_colour, split_bonus, visible
+from oneglance.commands.terminal import round_colour, split_bonus, visible
 from oneglance.core import Generation
 from oneglance.decoder import Step
 
@@ -44,7 +45,7 @@ class Lane:
         """The last ``max_lines`` lines under the arm's name, figures below."""
         lines = self.text.split("\n", allow_blank=True)
         shown = Text("\n").join(lines[-max_lines:] if max_lines else lines)
-        counts = f"{counted(self.num_tokens, 'token')} · {counted(self.num_rounds, 'round')}"
+        counts = f"{plural(self.num_tokens, 'token')} · {plural(self.num_rounds, 'round')}"
         figures = f"{counts} · {self.decode_ms:.0f} ms"
         return Panel(shown, title=ARMS[arm], subtitle=figures, border_style=BORDERS[arm], height=None)
 

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from oneglance.amounts import plural
 from oneglance.commands import opening, options, terminal
 from oneglance.commands.opening import open_decoder, sampling
 from oneglance.core import InputError
@@ -162,14 +163,14 @@ def report(job: Job) -> None:
     """The totals on stdout; what failed on stderr."""
     total = job.acceptance
     there = f", {job.num_rows} in all" if job.num_rows > job.num_written else ""
-    new = terminal.counted(job.num_written, "new row" if there else "row")
+    new = plural(job.num_written, "new row" if there else "row")
     parts = [f"{new}{there} in {job.out}"]
     if job.num_skipped:
-        parts.append(f"{terminal.counted(job.num_skipped, 'page')} done already")
-    parts.append(terminal.counted(job.num_tokens, "token"))
+        parts.append(f"{plural(job.num_skipped, 'page')} done already")
+    parts.append(plural(job.num_tokens, "token"))
     if total.tau is not None:
-        passes = terminal.counted(total.num_draft_passes, "draft pass", "draft passes")
-        parts.append(f"{terminal.counted(total.num_rounds, 'round')} · τ {total.tau:.2f} · {passes}")
+        passes = plural(total.num_draft_passes, "draft pass", "draft passes")
+        parts.append(f"{plural(total.num_rounds, 'round')} · τ {total.tau:.2f} · {passes}")
         parts.append(f"{job.decode_ms / max(job.num_tokens, 1):.2f} ms/token")
     if total.fell_back:
         parts.append(f"drafting ended early in {total.fell_back} of them")

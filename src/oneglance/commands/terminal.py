@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
+from oneglance.amounts import duration, plural
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
@@ -132,8 +134,6 @@ class Pulse:
         now = time.monotonic()
         if not self._shows or now - self._said < self.EVERY_S or not self._first < done < self._total:
             return
-        from oneglance.train.amounts import duration
-
         self._said, rate = now, (done - self._first) / (now - self._began)
         pace = f"{rate:.1f} a second" if rate >= 1 else f"{1 / rate:.1f} s each"
         left = duration((self._total - done) / rate)
@@ -205,21 +205,16 @@ def follow(stream: Stream, printer: StreamPrinter | None) -> bool:
     return is_whole
 
 
-def counted(count: int, noun: str, several: str | None = None) -> str:
-    """``1 round``, ``2 rounds``; ``several`` is a plural that takes more than an s."""
-    return f"{count} {noun if count == 1 else several or noun + 's'}"
-
-
 ENDINGS = {"stop": "complete", "length": "cut at the length limit", "cancelled": "interrupted"}
 
 
 def summary(generation: Generation) -> str:
     """The last line of ``oneglance generate``."""
     parts = [
-        f"{counted(generation.num_tokens, 'token')}, {ENDINGS[generation.finish_reason]}",
-        counted(len(generation.rounds), "round"),
+        f"{plural(generation.num_tokens, 'token')}, {ENDINGS[generation.finish_reason]}",
+        plural(len(generation.rounds), "round"),
         f"τ {_figure(generation.tau)}",
-        counted(generation.num_draft_passes, "draft pass", "draft passes"),
+        plural(generation.num_draft_passes, "draft pass", "draft passes"),
         f"{_figure(generation.ms_per_token)} ms/token",
         f"prefill {generation.prefill_ms:.0f} ms",
     ]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from oneglance.amounts import parameters, plural, size
 from oneglance.commands import opening, options, terminal
 from oneglance.core import InputError, OneglanceWarning
 from oneglance.files import check_free
@@ -52,7 +53,6 @@ def train(
     opening.set_threads(threads)
     state = process_state(device)
     from oneglance.targets import open_target
-    from oneglance.train.amounts import plural, size
     from oneglance.train.runlog import check_run
     from oneglance.train.trainer import HeadTrainer
 
@@ -97,7 +97,6 @@ def process_state(device: str | None) -> Any:
 
 def introduce(trainer: HeadTrainer, console: Console, *, with_memory: bool = True) -> int:
     """Say what is about to be trained and what memory it will take; the bytes besides the target."""
-    from oneglance.train.amounts import parameters, plural, size
     from oneglance.train.features import check_disk
     from oneglance.train.memory import training_memory
 
@@ -207,7 +206,7 @@ def _processes(trainer: HeadTrainer) -> str:
     count, optimiser = trainer.accelerator.num_processes, trainer.recipe.optimiser
     samples = optimiser.batch_size * optimiser.accumulate * count
     kind = "" if count == 1 else " under FSDP" if trainer.num_shards > 1 else " under DDP"
-    return f"{count} process{'es' if count > 1 else ''}{kind}, global batch {samples}"
+    return f"{plural(count, 'process', 'processes')}{kind}, global batch {samples}"
 
 
 def _unscored(trainer: HeadTrainer) -> str:
@@ -220,7 +219,6 @@ def _unscored(trainer: HeadTrainer) -> str:
 
 
 def _anew(names: list[str]) -> str:
-    from oneglance.train.amounts import plural
 
     if not names:
         return "every tensor fits"

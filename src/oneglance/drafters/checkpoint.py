@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from oneglance.amounts import listed
 from oneglance.core import HeadError, OneglanceWarning
 from oneglance.drafters.head import BlockHead, DraftConfig, HeadConfig
 from oneglance.drafters.layouts import RESCORER, SPOKEN, drafter_of
@@ -312,9 +313,9 @@ def check_tensors(module: Callable[[Config], nn.Module], config: Config, tensors
     if packed or integers:
         raise HeadError(f"the head is quantised ({(packed + integers)[0]}); use its bf16 or fp32 checkpoint")
     if missing:
-        raise HeadError(f"the head lacks {len(missing)} tensors: {_listed(missing)}")
+        raise HeadError(f"the head lacks {len(missing)} tensors: {listed(missing)}")
     if unexpected:
-        raise HeadError(f"the head has {len(unexpected)} unexpected tensors: {_listed(unexpected)}")
+        raise HeadError(f"the head has {len(unexpected)} unexpected tensors: {listed(unexpected)}")
     for key, shape in expected.items():
         if tensors[key].shape != shape:
             why = ", the width of its target_layer_ids" if key == "fc.weight" else ""
@@ -325,7 +326,3 @@ def check_tensors(module: Callable[[Config], nn.Module], config: Config, tensors
     bad = [key for key, value in tensors.items() if not bool(torch.isfinite(value).all())]
     if bad:
         raise HeadError(f"{bad[0]} holds NaN or infinite values; the checkpoint is damaged")
-
-
-def _listed(keys: list[str]) -> str:
-    return ", ".join(keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")

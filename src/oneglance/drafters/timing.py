@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import torch
 
+from oneglance.amounts import plural
 from oneglance.core import EMPTY_TREE, BlockMarginals, Drafter, TokenTree
 from oneglance.cost import MAX_NODES, Costs, Point, cpu_name
 from oneglance.targets.base import Target
@@ -157,7 +158,7 @@ def doubt_of(series: Sequence[Cost]) -> str | None:
 
 
 def _called(cost: VerifyCost | DraftCost) -> str:
-    return f"{cost.kind} of {cost.nodes} node{'' if cost.nodes == 1 else 's'}"
+    return f"{cost.kind} of {plural(cost.nodes, 'node')}"
 
 
 def unpadded(target: Target, sizes: Sequence[int]) -> list[int]:

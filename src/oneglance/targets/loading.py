@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pickle import UnpicklingError
 from typing import Any
 
@@ -13,7 +13,9 @@ import transformers
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
+from oneglance.amounts import listed
 from oneglance.core import TargetError
+from oneglance.errors import first_line
 
 # what transformers, torch and safetensors raise over a folder or a device that will not do
 FAILURES = (OSError, ValueError, ImportError, RuntimeError, MemoryError, SafetensorError, UnpicklingError)
@@ -41,7 +43,7 @@ def load_model(auto_class: str, folder: str, config: Any, **options: Any) -> Pre
     for what, keys in (("lacks", sorted(info["missing_keys"])), ("has another shape of", shapes)):
         if keys:
             raise TargetError(
-                f"the checkpoint {what} {len(keys)} tensors that its config asks for: {_listed(keys)}; "
+                f"the checkpoint {what} {len(keys)} tensors that its config asks for: {listed(list(keys))}; "
                 "download it again, or correct config.json"
             )
     loaded: PreTrainedModel = model
@@ -72,8 +74,7 @@ def reason(error: BaseException) -> str:
     """One line on why a target could not be loaded, and the fix where it is known."""
     if is_out_of_memory(error):
         return "out of memory; use a smaller dtype, --device-map auto, or a smaller target"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = lines[0] if lines else type(error).__name__
+    text = first_line(error)
     if isinstance(error, SafetensorError | UnpicklingError):
         return f"a weight file is truncated or a git-LFS pointer ({text}); download it again, or run 'git lfs pull'"
     return text
@@ -83,7 +84,3 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed, on whatever device."""
     kinds = (torch.OutOfMemoryError, MemoryError)
     return isinstance(error, kinds) or any(sign in str(error) for sign in ("out of memory", "can't allocate memory"))
-
-
-def _listed(keys: Collection[str]) -> str:
-    return ", ".join(list(keys)[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")

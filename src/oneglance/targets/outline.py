@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from oneglance.core import TargetError
+from oneglance.errors import first_line
 from oneglance.targets import family, find
 from oneglance.targets.base import Target
 from oneglance.targets.hf import load_processor
@@ -43,8 +44,7 @@ def outline_target(name: str, *, with_rows: bool = False) -> Target:
         else:
             processor = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, ImportError) as error:
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise TargetError(f"cannot read target {name!r}: {reason}") from error
+        raise TargetError(f"cannot read target {name!r}: {first_line(error)}") from error
     if with_rows and quantisation(config) is None:
         model = _with_rows(model, _first_rows(_folder_of(folder), model.dtype))
     with contextlib.suppress(OSError, ValueError):  # a folder may have none

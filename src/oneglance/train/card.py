@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 
 import yaml
 
+from oneglance.amounts import parameters, plural
 from oneglance.core import InputError
 from oneglance.drafters.checkpoint import HeadCheckpoint, load_checkpoint
 from oneglance.drafters.head import num_parameters
 from oneglance.files import parse_json, reason, write_atomically
 from oneglance.hub import no_answer
-from oneglance.train.amounts import parameters, plural
 
 T = TypeVar("T")
 CARD = "README.md"

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from oneglance.amounts import size
 from oneglance.core import InputError
 from oneglance.drafters.checkpoint import SCHEMA_VERSION
 from oneglance.drafters.head import DraftConfig
 from oneglance.files import read_object
 from oneglance.targets.base import FEATURE_POINT, Target
-from oneglance.train.amounts import size
 from oneglance.train.evaluate import expected_accepted
 from oneglance.train.initial import FIXED
 from oneglance.train.kinds import Kind, kind_of

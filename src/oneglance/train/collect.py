@@ -12,13 +12,13 @@ from typing import Any, Literal, Protocol
 
 from PIL import Image
 
+from oneglance.amounts import duration, plural, size
 from oneglance.core import ImageError, InputError, SamplingParams
 from oneglance.decoder import Decoder
 from oneglance.files import Unchanged, append_lines, parse_json, read_lines, sole_writer
 from oneglance.images import MAX_ASPECT, image_sha256
 from oneglance.targets.base import Target
 from oneglance.targets.chat import encode
-from oneglance.train.amounts import duration, plural, size
 from oneglance.train.origin import difference, encoding, settings_of
 from oneglance.train.prompts import Prompt, check_readable
 from oneglance.train.traces import (

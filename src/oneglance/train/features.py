@@ -18,9 +18,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from oneglance.amounts import size
 from oneglance.core import InputError, OneglanceWarning
 from oneglance.files import append_lines, parse_json, read_lines, read_object, write_atomically
-from oneglance.train.amounts import size
 from oneglance.train.step import Sample
 from oneglance.train.traces import Trace
 

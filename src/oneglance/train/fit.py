@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from oneglance.amounts import duration, listed, plural
 from oneglance.core import InputError
 from oneglance.files import read_object, write_atomically
 from oneglance.targets.base import Target
-from oneglance.train.amounts import duration, plural
 from oneglance.train.checkpoints import Checkpoints
 from oneglance.train.collect import Collection, LocalAnswerer, answered, skipped
 from oneglance.train.memory import Memory, training_memory
@@ -29,7 +29,6 @@ RECIPE = Path(__file__).parent.parent / "assets" / "fit-head.yaml"
 FROM_SCRATCH = "head.num_layers=3"  # a warm start brings its own
 NUM_MEASURED = 4
 MEASURED_STEPS = 2
-SHOWN_FILES = 3
 RESULT = "fit.json"
 
 
@@ -72,7 +71,7 @@ class Plan:
         left_out = len(self.pictures.found) - len(used)
         parts = [f"{plural(len(used) - judged, 'picture')} to learn from, {judged} to judge by"]
         parts += [f"{left_out} over --limit"] if left_out else []
-        parts += [f"{len(paths)} {what} ({listed(paths)})" for what, paths in self._unused() if paths]
+        parts += [f"{len(paths)} {what} ({_names(paths)})" for what, paths in self._unused() if paths]
         return "; ".join(parts)
 
     def _unused(self) -> tuple[tuple[str, Sequence[Path]], ...]:
@@ -136,7 +135,7 @@ def make_plan(
     pictures = look_for_pictures(images)
     used = pictures.found[:limit]
     if len(used) < 2:
-        bad = f" ({len(pictures.unreadable)} unreadable: {listed(pictures.unreadable)})" if pictures.unreadable else ""
+        bad = f" ({len(pictures.unreadable)} unreadable: {_names(pictures.unreadable)})" if pictures.unreadable else ""
         raise InputError(
             f"{images} holds {plural(len(used), 'different readable picture')}{bad}; a head needs two at least, and a "
             f"good one thousands: put more there ({', '.join(sorted(SUFFIXES))}), or name another folder by --images"
@@ -254,10 +253,8 @@ def kept_result(plan: Plan) -> dict[str, Any] | None:
     return found if found.pop("plan", None) == plan.sha256() else None
 
 
-def listed(paths: Sequence[Path]) -> str:
-    """The names of the first few files."""
-    more = len(paths) - SHOWN_FILES
-    return ", ".join(path.name for path in paths[:SHOWN_FILES]) + (f" and {more} more" if more > 0 else "")
+def _names(paths: Sequence[Path]) -> str:
+    return listed([path.name for path in paths])
 
 
 def _weights(target: str) -> Iterable[Path]:

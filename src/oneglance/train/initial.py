@@ -25,7 +25,7 @@ def initial_head(recipe: HeadRecipe, target: Target) -> tuple[HeadConfig, BlockH
     """
     torch.manual_seed(recipe.seed)
     given = load_checkpoint(recipe.init) if recipe.init else None
-    config = HeadConfig.from_checkpoint(head_layout(recipe, target))
+    config = HeadConfig.from_checkpoint(_layout(recipe, target, given.config if given else None))
     head = BlockHead(config)
     if given is not None:
         is_kept = given.config.target_layer_ids == config.target_layer_ids
@@ -95,8 +95,11 @@ def check_start(recipe: HeadRecipe, start: LayerConfig, **more: Any) -> None:
 def head_layout(recipe: HeadRecipe, target: Target) -> dict[str, Any]:
     """``config.json`` of the head in z-lab's layout. A warm start brings whatever decides what its weights compute:
     layers, attention heads, block size, RoPE, norm epsilon, sliding layers."""
+    return _layout(recipe, target, load_checkpoint(recipe.init).config if recipe.init else None)
+
+
+def _layout(recipe: HeadRecipe, target: Target, start: HeadConfig | None) -> dict[str, Any]:
     shape, text = recipe.head, target.text_config
-    start = load_checkpoint(recipe.init).config if recipe.init else None
     num_layers = start.num_hidden_layers if start else shape.num_layers
     heads = shape.num_attention_heads or (start.num_attention_heads if start else text.num_attention_heads)
     key_heads = shape.num_key_value_heads or (start.num_key_value_heads if start else text.num_key_value_heads)

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from oneglance.amounts import size
 from oneglance.drafters.head import LayerConfig
 from oneglance.targets.base import Target
-from oneglance.train.amounts import size
 from oneglance.train.blocks import WIDTH_STEP
 from oneglance.train.recipe import HeadRecipe
 from oneglance.train.step import CHUNK
@@ -120,10 +120,10 @@ def available_bytes(device: torch.device) -> int:
 
 def peak_bytes(device: torch.device) -> int:
     """The most memory that this process has held so far: on the GPU where it works on one, else resident."""
-    import resource  # of Linux and macOS
-
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
+    import resource  # of Linux and macOS
+
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 

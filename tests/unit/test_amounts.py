@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oneglance.train.amounts import duration, parameters, plural, size
+from oneglance.amounts import duration, parameters, plural, size
 
 
 @pytest.mark.parametrize(

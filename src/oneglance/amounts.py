@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+SHOWN = 3  # names of many
 BYTES = (("GB", 1e9, 1e8, 2), ("MB", 1e6, 1e6, 1), ("KB", 1e3, 1e3, 1))
 NUMBERS = (("B", 1e9, 1e9, 2), ("M", 1e6, 1e6, 1), ("K", 1e3, 1e3, 1))
 
@@ -25,9 +28,15 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-def plural(count: int, noun: str) -> str:
-    """1 prompt, 2 prompts."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+def plural(count: int, noun: str, several: str | None = None) -> str:
+    """1 prompt, 2 prompts; ``several`` is a plural that takes more than an s."""
+    return f"{count} {noun if count == 1 else several or noun + 's'}"
+
+
+def listed(names: Sequence[object]) -> str:
+    """The first few of many names."""
+    more = len(names) - SHOWN
+    return ", ".join(map(str, names[:SHOWN])) + (f" and {more} more" if more > 0 else "")
 
 
 def _scaled(count: float, units: tuple[tuple[str, float, float, int], ...]) -> str | None:
